@@ -1,0 +1,123 @@
+"""`hf-dspark generate`: one prompt, one answer, and what the drafter was good for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, BadParameter, Option
+
+
+if TYPE_CHECKING:
+    from .decoding import Decoded
+
+
+def generate(
+    prompt: Annotated[str, Argument(help="What to ask the model.")],
+    target: Annotated[
+        str | None, Option(help="The model that answers: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
+    ] = None,
+    drafter: Annotated[
+        str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
+    ] = None,
+    max_new_tokens: Annotated[int, Option(min=1, help="How long the answer may be, in tokens.")] = 256,
+    temperature: Annotated[
+        float, Option(min=0.0, help="0 always takes the likeliest token; higher is more random.")
+    ] = 0.0,
+    num_assistant_tokens: Annotated[
+        int | None, Option(min=1, help="Tokens guessed a round.", show_default="the drafter's own")
+    ] = None,
+    confidence_threshold: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            max=1.0,
+            help="Have only those guesses checked that the drafter is at least this sure of.",
+            show_default="the drafter's own",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Option(help="Number type of the weights; auto takes the one they were saved in."),
+    ] = "auto",
+    plain: Annotated[bool, Option("--plain", help="Decode without a drafter, to compare.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Continue PROMPT as it stands, without the chat template.")] = False,
+    seed: Annotated[int | None, Option(help="Makes sampling repeatable.", show_default="random")] = None,
+) -> None:
+    """
+    Answer PROMPT, faster with a drafter.
+
+    The answer is what the target alone would have written (or, with a temperature, follows the same distribution).
+    It goes to standard output; in a terminal, tokens that the drafter guessed right are green. The statistics go to
+    standard error.
+
+    Without --target and --drafter, a small pair that runs on a laptop's CPU is used.
+    """
+    if target and not drafter and not plain:
+        raise BadParameter("name the target's drafter with --drafter, or decode without one with --plain.")
+    if drafter and not target:
+        raise BadParameter("name the drafter's target with --target.")
+
+    import torch
+
+    from .decoding import decode, encode, load_drafter, load_target
+
+    model, tokenizer = load_target(target, dtype)
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, **_sampling(temperature)}
+    if not plain:
+        settings |= {"drafter": load_drafter(drafter, model), **_drafting(num_assistant_tokens, confidence_threshold)}
+    if seed is not None:
+        torch.manual_seed(seed)
+    answer = decode(model, encode(tokenizer, prompt, raw), streamer=_streamer(tokenizer), **settings)
+    Console().print()
+    Console(file=sys.stderr).print(_statistics(answer))
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+
+
+def _drafting(num_assistant_tokens: int | None, confidence_threshold: float | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if num_assistant_tokens is not None:
+        settings["num_assistant_tokens"] = num_assistant_tokens
+    if confidence_threshold is not None:
+        settings |= {"assistant_confidence_threshold": confidence_threshold, "verification_schedule": "confidence"}
+    return settings
+
+
+def _streamer(tokenizer: Any) -> Any:
+    from .display import MarkedText
+    from .streaming import DraftStreamer
+
+    console = Console(highlight=False, soft_wrap=True)
+    marked = MarkedText(brackets=False)  # a pipe or a file gets the answer and nothing else
+
+    def show(text: str, accepted: bool) -> None:
+        for piece, style in marked.push(text, accepted):
+            console.print(Text(piece, style), end="")
+
+    return DraftStreamer(tokenizer, show)
+
+
+def _statistics(answer: Decoded) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row(
+        "new tokens", f"{len(answer.ids)} in {answer.seconds:.2f} s, {answer.tokens_per_second:.1f} a second"
+    )
+    table.add_row("target forwards", str(answer.target_forwards))
+    if stats := answer.speculation:
+        proposed, verified, accepted = (sum(counts) for counts in (stats.proposed, stats.verified, stats.accepted))
+        table.add_row("tokens per target forward", f"{stats.tokens_per_forward:.2f}")
+        table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, the target's own included")
+        table.add_row("guesses", f"{proposed} made, {verified} checked, {accepted} accepted")
+        table.add_row("time", _shares(stats))
+    return table
+
+
+def _shares(stats: Any) -> str:
+    draft, target = stats.draft_seconds / stats.total_seconds, stats.target_seconds / stats.total_seconds
+    return f"{target:.0%} target, {draft:.0%} drafter, {1 - target - draft:.0%} everything else"

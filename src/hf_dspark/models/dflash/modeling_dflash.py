@@ -1,0 +1,231 @@
+"""DFlash: a drafter that proposes a whole block in one forward over the target's features (arXiv 2602.06036)."""
+
+import torch
+from torch import nn
+
+from ..backbones import attend, feed_forward, project_keys_values, project_queries
+from ..blocks import block_attention_mask, block_positions, block_supervision
+from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
+from ..losses import LossWeights, block_loss_terms, chunked_loss, teacher_probabilities
+from .configuration_dflash import DFlashConfig
+
+
+class DFlashDrafter(Drafter):
+    """
+    Block drafter (DFlash paper). The target's features, projected once, serve every draft layer as context keys and
+    values; the block itself is the anchor followed by mask tokens, and its slots see the context and each other.
+
+    Args:
+        config ([`DFlashConfig`]): The configuration.
+
+    Example:
+
+    ```python
+    >>> from hf_dspark import DFlashDrafter
+
+    >>> drafter = DFlashDrafter.from_pretrained("my-dflash-drafter")  # doctest: +SKIP
+    >>> target.generate(**inputs, assistant_model=drafter)  # doctest: +SKIP
+    ```
+    """
+
+    config_class = DFlashConfig
+    config: DFlashConfig
+    default_loss = LossWeights(cross_entropy=1.0, l1=0.0, confidence=0.0)
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__(config)
+        self.hidden_norm = self.family.norm(config.hidden_size, eps=config.text_config.rms_norm_eps)
+        self._build_heads(config)
+        self.post_init()
+
+    def _build_heads(self, config: DFlashConfig) -> None:
+        self.markov_head: nn.Module | None = None
+        self.confidence_head: nn.Module | None = None
+
+    @property
+    def _first_slot(self) -> int:
+        """The first slot that proposes."""
+        return 0 if self.config.sample_from_anchor else 1
+
+    def project_context(self, features: torch.Tensor) -> torch.Tensor:
+        """Features `[R, n, layers * target_hidden_size]` -> context `[R, n, hidden_size]`."""
+        return self.hidden_norm(self.fc(features.to(self.fc.weight.device, self.fc.weight.dtype)))
+
+    def block_input(self, anchor_tokens: torch.Tensor) -> torch.Tensor:
+        """Embedded blocks `[..., block_size, hidden_size]` for anchor tokens `[...]`."""
+        masks = torch.full_like(anchor_tokens, self.config.mask_token_id)[..., None]
+        tokens = torch.cat([anchor_tokens[..., None], masks.expand(*masks.shape[:-1], self.config.block_size - 1)], -1)
+        return self.embed(tokens)
+
+    # ------------------------------------------------------------------ decoding
+
+    def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
+        context = self.project_context(features)
+        rotary = self.rotary(cache.get_seq_length(), context.shape[1], context)
+        for i, layer in enumerate(self.layers):
+            cache.update(*project_keys_values(layer.self_attn, context, rotary, self.family), i)
+
+    def block_hidden(self, cache: DraftCache, anchors: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[R, block_size, hidden_size]` (after the final norm) of a block behind the anchors `[R]`."""
+        hidden = self.block_input(anchors)
+        rotary = self.rotary(cache.get_seq_length(), self.config.block_size, hidden)
+        for layer, context in zip(self.layers, cache.layers, strict=True):
+            attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+            queries = project_queries(attention, normed, rotary, self.family)
+            keys, values = project_keys_values(attention, normed, rotary, self.family)
+            keys = torch.cat([context.keys, keys], dim=2)
+            values = torch.cat([context.values, values], dim=2)
+            hidden = hidden + attend(attention, queries, keys, values, None, self.family)
+            hidden = feed_forward(layer, hidden)
+        return self.norm(hidden)
+
+    def propose(
+        self, cache: DraftCache, anchors: torch.Tensor, num_drafts: int | None = None, draw: Draw | None = None
+    ) -> Proposal:
+        num_drafts = self.num_drafts if num_drafts is None else num_drafts
+        hidden = self.block_hidden(cache, anchors)[:, self._first_slot : self._first_slot + num_drafts]
+        return self.draft_tokens(hidden, self.base_logits(hidden), anchors, draw)
+
+    def draft_tokens(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchors: torch.Tensor, draw: Draw | None
+    ) -> Proposal:
+        """Tokens from the slots' hidden states `[R, n, hidden_size]` and logits `[R, n, output_size]`."""
+        if draw is None:
+            return Proposal(self.to_target_ids(logits.argmax(-1)))
+        tokens, probabilities = [], []
+        for k in range(logits.shape[1]):
+            token, q = self.pick(logits[:, k], tokens, draw)
+            tokens.append(token)
+            probabilities.append(q)
+        return stack_proposal(tokens, probabilities)
+
+    # ------------------------------------------------------------------ training
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor,
+        target_features: torch.Tensor,
+        target_last_hidden: torch.Tensor | None = None,
+        loss_mask: torch.Tensor | None = None,
+        anchors: torch.LongTensor | None = None,
+        anchor_mask: torch.BoolTensor | None = None,
+        loss_weights: LossWeights | None = None,
+        loss_decay: float | None = 4.0,
+        normalizer: torch.Tensor | float | None = None,
+        chunk_size: int = 512,
+    ) -> DrafterOutput:
+        """
+        Training forward: all blocks of all sequences at once (DSpark paper, training; DFlash paper, training).
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`): Right-padded sequences.
+            target_features (`torch.Tensor` of shape `(batch, length, layers * target_hidden_size)`):
+                The frozen target's features.
+            target_last_hidden (`torch.Tensor` of shape `(batch, length, target_hidden_size)`, *optional*):
+                Its last hidden states after the final norm; needed by the L1 and confidence terms.
+            loss_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Supervised tokens; all by default.
+            anchors (`torch.LongTensor` of shape `(batch, blocks)`): Anchor positions, see `training.anchors`.
+            anchor_mask (`torch.BoolTensor` of shape `(batch, blocks)`, *optional*): Which anchors are real.
+            loss_weights (`LossWeights`, *optional*): Mix of the terms; the paper's for this drafter by default.
+            loss_decay (`float`, *optional*, defaults to 4.0): Decay of a draft's weight along its block, in tokens.
+            normalizer (`torch.Tensor` or `float`, *optional*):
+                What the summed loss is divided by: the weights of the global batch. This batch's by default.
+            chunk_size (`int`, *optional*, defaults to 512): Draft positions whose logits exist at once.
+
+        Returns:
+            `DrafterOutput`: `loss` and the terms `cross_entropy`, `l1`, `confidence`, `acceptance`.
+        """
+        mix = loss_weights or self.default_loss
+        loss_mask = torch.ones_like(input_ids) if loss_mask is None else loss_mask
+        anchor_mask = torch.ones_like(anchors, dtype=torch.bool) if anchor_mask is None else anchor_mask
+        positions, labels, weights = block_supervision(
+            input_ids, loss_mask, anchors, anchor_mask, self.num_drafts, loss_decay
+        )
+        hidden = self.training_hidden(input_ids, target_features, anchors)[..., self._first_slot :, :]
+        return self._loss(
+            input_ids, anchors, hidden, positions, labels, weights, target_last_hidden, mix, normalizer, chunk_size
+        )
+
+    def training_hidden(
+        self, input_ids: torch.Tensor, target_features: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states `[batch, blocks, block_size, hidden_size]` of the blocks at the anchors `[batch, blocks]`."""
+        context = self.project_context(target_features)
+        batch, length = input_ids.shape
+        blocks, size = anchors.shape[1], self.config.block_size
+        hidden = self.block_input(input_ids.gather(1, anchors)).flatten(1, 2)
+        context_rotary = self.rotary(0, length, context)
+        block_rotary = self.rotary_emb(hidden, position_ids=block_positions(anchors, size).flatten(1))
+        mask = block_attention_mask(anchors, size, length)
+        for layer in self.layers:
+            attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+            queries = project_queries(attention, normed, block_rotary, self.family)
+            keys, values = project_keys_values(attention, normed, block_rotary, self.family)
+            context_keys, context_values = project_keys_values(attention, context, context_rotary, self.family)
+            keys, values = torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
+            hidden = hidden + attend(attention, queries, keys, values, mask, self.family)
+            hidden = feed_forward(layer, hidden)
+        return self.norm(hidden).view(batch, blocks, size, -1)
+
+    def serial_terms(
+        self, hidden: torch.Tensor, previous: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """
+        Of the slots' hidden states `[..., n, hidden_size]` and previous tokens `[..., n]` (teacher forced): the serial
+        head's latents `[..., n, rank]` and the confidence logits `[..., n]`, where the drafter has them.
+        """
+        return None, None
+
+    def _loss(self, input_ids, anchors, hidden, positions, labels, weights, last_hidden, mix, normalizer, chunk_size):
+        anchor_tokens = input_ids.gather(1, anchors)[..., None]
+        latents, confidence = self.serial_terms(hidden, torch.cat([anchor_tokens, labels[..., :-1]], dim=-1))
+        normalizer = weights.sum() if normalizer is None else normalizer
+        use_teacher = last_hidden is not None and (mix.l1 > 0 or mix.confidence > 0)
+        if (mix.l1 > 0 or (mix.confidence > 0 and confidence is not None)) and last_hidden is None:
+            raise ValueError("The L1 and confidence terms compare with the target: pass `target_last_hidden`.")
+        rows = weights.flatten().nonzero().squeeze(-1)
+        pick = lambda x: None if x is None else x.flatten(0, 2)[rows]  # noqa: E731
+        scaled = weights.flatten()[rows] / (normalizer + 1e-6)
+        draft_labels = self.to_draft_ids(labels.flatten()[rows])
+        if use_teacher:
+            # Neighbouring blocks share labels: each position's distribution is computed once a chunk.
+            batch_index = torch.arange(len(input_ids), device=input_ids.device)[:, None, None] * input_ids.shape[1]
+            teacher_rows = (batch_index + (positions - 1).clamp_min(0)).flatten()[rows]
+            teacher_hidden = last_hidden.flatten(0, 1)
+
+        def chunk_loss(part, hidden, latents, confidence, head, markov):
+            logits = nn.functional.linear(hidden, head.to(hidden.dtype)).float()
+            if latents is not None:
+                logits = logits + nn.functional.linear(latents, markov).float()
+            teacher = outside = None
+            if use_teacher:
+                unique, inverse = torch.unique(teacher_rows[part], return_inverse=True)
+                with torch.no_grad():
+                    teacher, outside = teacher_probabilities(
+                        teacher_hidden[unique], self.teacher_logits, self.draft_ids
+                    )
+                teacher = teacher[inverse]
+                outside = None if outside is None else outside[inverse]
+            return block_loss_terms(logits, confidence, draft_labels[part], scaled[part], teacher, outside, mix)
+
+        names = ("cross_entropy", "l1", "confidence", "acceptance")
+        if len(rows) == 0:
+            # Nothing supervised: a zero that still reaches every parameter, as DDP expects.
+            loss = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
+            return DrafterOutput(loss=loss, terms={name: loss.detach() for name in names})
+        markov = None if self.markov_head is None else self.markov_head.markov_w2.weight
+        loss, terms = chunked_loss(
+            chunk_loss, [pick(hidden), pick(latents), pick(confidence)], [self.head_weight(), markov], chunk_size
+        )
+        return DrafterOutput(loss=loss, terms=dict(zip(names, terms)))
+
+
+def stack_proposal(
+    tokens: list[torch.Tensor], probabilities: list[torch.Tensor | None], confidences: list[torch.Tensor] | None = None
+) -> Proposal:
+    """A [`Proposal`] from the slots' tokens `[R]`, distributions `[R, V]` and confidence logits `[R]`."""
+    return Proposal(
+        torch.stack(tokens, dim=1),
+        None if probabilities[0] is None else torch.stack(probabilities, dim=1),
+        torch.stack(confidences, dim=1).float().sigmoid() if confidences else None,
+    )

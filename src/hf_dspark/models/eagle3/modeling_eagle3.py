@@ -1,0 +1,189 @@
+"""EAGLE-3: an autoregressive drafter over the target's features (arXiv 2503.01840)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..backbones import attend, feed_forward, project_keys_values, project_queries
+from ..dflash.modeling_dflash import stack_proposal
+from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
+from ..losses import chunked_loss, soft_cross_entropy_terms, teacher_probabilities
+from .configuration_eagle3 import Eagle3Config
+
+
+class Eagle3Drafter(Drafter):
+    """
+    Autoregressive drafter (EAGLE-3 paper). The feature of position `t` is paired with the embedding of token `t + 1`;
+    the layer's output is fed back as the next position's feature, one token at a time.
+
+    Args:
+        config ([`Eagle3Config`]): The configuration. `text_config.num_hidden_layers` must be 1.
+    """
+
+    config_class = Eagle3Config
+    config: Eagle3Config
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config)
+        text = config.text_config
+        if text.num_hidden_layers != 1:
+            raise ValueError(f"EAGLE-3 drafters have one layer, this config has {text.num_hidden_layers}.")
+        for layer in self.layers:
+            layer.hidden_norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                narrow = getattr(layer.self_attn, name)
+                wide = nn.Linear(2 * text.hidden_size, narrow.out_features, bias=narrow.bias is not None)
+                setattr(layer.self_attn, name, wide)
+        self.post_init()
+
+    def project_features(self, features: torch.Tensor) -> torch.Tensor:
+        """Features `[R, n, layers * target_hidden_size]` -> `[R, n, hidden_size]`."""
+        return self.fc(features.to(self.fc.weight.device, self.fc.weight.dtype))
+
+    def _layer_input(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        layer = self.layers[0]
+        return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(hidden)], dim=-1)
+
+    # ------------------------------------------------------------------ decoding
+
+    def _advance(self, cache: DraftCache, tokens: torch.Tensor, hidden: torch.Tensor, causal: bool) -> torch.Tensor:
+        """Runs the layer on tokens `[R, n]` and features `[R, n, hidden_size]`, which enter the cache."""
+        layer, past = self.layers[0], cache.get_seq_length()
+        joined = self._layer_input(tokens, hidden)
+        rotary = self.rotary(past, joined.shape[1], joined)
+        queries = project_queries(layer.self_attn, joined, rotary, self.family)
+        keys, values = cache.update(*project_keys_values(layer.self_attn, joined, rotary, self.family), 0)
+        mask = None
+        if causal and joined.shape[1] > 1:
+            steps = torch.arange(keys.shape[2], device=keys.device)
+            mask = (steps <= steps[past:, None]).expand(joined.shape[0], 1, -1, -1)
+        hidden = hidden + attend(layer.self_attn, queries, keys, values, mask, self.family)
+        return feed_forward(layer, hidden)
+
+    def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
+        hidden = self._advance(cache, next_tokens, self.project_features(features), causal=True)
+        cache.carried = hidden[:, -1]
+
+    def propose(
+        self, cache: DraftCache, anchors: torch.Tensor, num_drafts: int | None = None, draw: Draw | None = None
+    ) -> Proposal:
+        num_drafts = self.num_drafts if num_drafts is None else num_drafts
+        tokens, probabilities, hidden = [], [], cache.carried
+        for k in range(num_drafts):
+            token, q = self.pick(self.base_logits(self.norm(hidden)), tokens, draw)
+            tokens.append(token)
+            probabilities.append(q)
+            if k < num_drafts - 1:
+                hidden = self._advance(cache, token[:, None], hidden[:, None], causal=False)[:, -1]
+        cache.crop(-(num_drafts - 1))
+        return stack_proposal(tokens, probabilities)
+
+    # ------------------------------------------------------------------ training
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor,
+        target_features: torch.Tensor,
+        target_last_hidden: torch.Tensor,
+        loss_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        chunk_size: int = 512,
+    ) -> DrafterOutput:
+        """
+        Training forward: `config.num_drafts` unrolled steps, each fed with the one before (training-time test).
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`): Right-padded sequences.
+            target_features (`torch.Tensor` of shape `(batch, length, layers * target_hidden_size)`): The frozen
+                target's features.
+            target_last_hidden (`torch.Tensor` of shape `(batch, length, target_hidden_size)`): Its last hidden
+                states after the final norm.
+            loss_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Supervised tokens; all by default.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 on padding; none by default.
+            normalizer (`torch.Tensor` or `float`, *optional*): What each step's summed loss is divided by; the number
+                of positions of this batch, padding included, by default.
+            chunk_size (`int`, *optional*, defaults to 512): Positions whose logits exist at once.
+
+        Returns:
+            `DrafterOutput`: `loss` and the terms `soft_cross_entropy`, `acceptance` (first step), `step_losses`.
+        """
+        loss_mask = torch.ones_like(input_ids) if loss_mask is None else loss_mask
+        normalizer = input_ids.numel() if normalizer is None else normalizer
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        # A row's last token has no successor, so the target says nothing about its continuation.
+        first = loss_mask.bool() & shift_left(attention_mask, 1).bool()
+        loss, steps, acceptance = 0.0, [], None
+        for k, hidden in enumerate(self.unroll(input_ids, target_features)):
+            weights = shift_left(first, k).float() / normalizer
+            step_loss, terms = self._step_loss(hidden, shift_left(target_last_hidden, 1 + k), weights, chunk_size)
+            loss = loss + self.config.step_loss_decay**k * step_loss
+            steps.append(step_loss.detach())
+            acceptance = terms[1] if acceptance is None else acceptance
+        terms = {"soft_cross_entropy": loss.detach(), "acceptance": acceptance, "step_losses": torch.stack(steps)}
+        return DrafterOutput(loss=loss, terms=terms)
+
+    def unroll(self, input_ids: torch.Tensor, target_features: torch.Tensor):
+        """Yields the pre-norm hidden states `[batch, length, hidden_size]` of every unrolled step."""
+        attention, layer = self.layers[0].self_attn, self.layers[0]
+        hidden = self.project_features(target_features)
+        length = input_ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
+        base, later = None, []
+        for k in range(self.config.num_drafts):
+            joined = self._layer_input(shift_left(input_ids, k + 1), hidden)
+            rotary = self.rotary(k, length, joined)
+            queries = project_queries(attention, joined, rotary, self.family)
+            keys_values = project_keys_values(attention, joined, rotary, self.family)
+            if base is None:
+                base = keys_values
+            else:
+                later.append(keys_values)
+            hidden = hidden + attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
+            hidden = feed_forward(layer, hidden)
+            yield hidden
+
+    def _step_loss(self, hidden, teacher_hidden, weights, chunk_size):
+        rows = weights.flatten().nonzero().squeeze(-1)
+        if len(rows) == 0:
+            zero = hidden.sum() * 0.0
+            return zero, [zero.detach(), zero.detach()]
+        weights, teacher_hidden = weights.flatten()[rows], teacher_hidden.flatten(0, 1)[rows]
+
+        def chunk_loss(part, hidden, head):
+            logits = F.linear(hidden, head.to(hidden.dtype)).float()
+            with torch.no_grad():
+                teacher, outside = teacher_probabilities(teacher_hidden[part], self.teacher_logits, self.draft_ids)
+            return soft_cross_entropy_terms(logits, weights[part], teacher, outside)
+
+        normed = self.norm(hidden.flatten(0, 1)[rows])
+        return chunked_loss(chunk_loss, [normed], [self.head_weight()], chunk_size)
+
+
+def shift_left(x: torch.Tensor, places: int) -> torch.Tensor:
+    """Moves `[batch, length, ...]` left by `places` along the length, filling with zeros."""
+    return x if places == 0 else torch.cat([x[:, places:], torch.zeros_like(x[:, :places])], dim=1)
+
+
+def unrolled_attention(
+    attention: nn.Module,
+    queries: torch.Tensor,
+    base: tuple[torch.Tensor, torch.Tensor],
+    later: list[tuple[torch.Tensor, torch.Tensor]],
+    causal: torch.Tensor,
+) -> torch.Tensor:
+    """
+    Attention of an unrolled step: position `i` sees the first step's keys up to `i`, and of each later step only its
+    own. Returns `[batch, length, heads * head_dim]`.
+    """
+    groups = attention.num_key_value_groups
+    spread = lambda x: x.repeat_interleave(groups, dim=1)  # noqa: E731
+    scores = queries @ spread(base[0]).transpose(2, 3) * attention.scaling
+    scores = scores.float().masked_fill(~causal, float("-inf"))
+    own = [(queries * spread(keys)).sum(-1, keepdim=True).float() * attention.scaling for keys, _ in later]
+    shares = torch.softmax(torch.cat([scores, *own], dim=-1), dim=-1).to(queries.dtype)
+    length = scores.shape[-1]
+    output = shares[..., :length] @ spread(base[1])
+    for j, (_, values) in enumerate(later):
+        output = output + shares[..., length + j : length + j + 1] * spread(values)
+    return output.transpose(1, 2).flatten(2)

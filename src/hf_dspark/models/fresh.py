@@ -1,0 +1,169 @@
+"""Fresh drafters: the paper's settings scaled to a target, and weights that begin where the target ends."""
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from .backbones import FAMILIES
+from .drafter import Drafter, check_belongs
+from .vocabulary import draft_vocabulary
+
+
+RESERVED_TOKEN = re.compile(r"mask|reserved|unused|extra_id", re.IGNORECASE)
+# Of a target's config, what shapes a transformer layer.
+LAYER_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_parameters",
+    "max_position_embeddings",
+    "initializer_range",
+    "attention_bias",
+    "mlp_bias",
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+def feature_layers(num_target_layers: int, count: int = 5) -> list[int]:
+    """
+    Evenly spread feature layers, from the second to the third from last as in DeepSpec's released checkpoints.
+
+    Example:
+
+    ```python
+    >>> feature_layers(36)
+    [1, 9, 17, 25, 33]
+    ```
+    """
+    last = max(num_target_layers - 3, 0)
+    first = min(1, last)
+    ids = [first + round(i * (last - first) / max(count - 1, 1)) for i in range(count)]
+    return sorted(set(ids))
+
+
+def draft_depth(num_target_layers: int) -> int:
+    """Layers of a block drafter: the paper's 5, less where that is more than a sixth of the target."""
+    return max(1, min(5, num_target_layers // 6))
+
+
+def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTrainedConfig:
+    """A transformer of the target's family and sizes, or of the llama family where no backbone exists for its own."""
+    family = target.model_type if target.model_type in FAMILIES else "llama"
+    fields = {k: getattr(target, k) for k in LAYER_FIELDS if getattr(target, k, None) is not None}
+    return AutoConfig.for_model(family, num_hidden_layers=num_hidden_layers, tie_word_embeddings=False, **fields)
+
+
+def find_mask_token(target: PreTrainedConfig, tokenizer: Any) -> int:
+    """
+    A token that text never holds: one behind the tokenizer's last, or one that is named mask, reserved or unused.
+
+    Raises:
+        ValueError: If there is none, or no tokenizer to look in.
+    """
+    help_text = (
+        "Pass `mask_token_id=`: the id of any token that never occurs in text; its embedding marks the slots of a "
+        "block that are to be drafted."
+    )
+    if tokenizer is None:
+        raise ValueError(f"No `mask_token_id` given and no `tokenizer=` to find an unused token with. {help_text}")
+    if tokenizer.mask_token_id is not None:
+        return tokenizer.mask_token_id
+    if len(tokenizer) < target.vocab_size:
+        return len(tokenizer)
+    for token, token_id in sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1]):
+        if RESERVED_TOKEN.search(token):
+            return token_id
+    raise ValueError(f"The tokenizer has no unused or reserved token. {help_text}")
+
+
+def fresh_drafter(cls: type[Drafter], target: PreTrainedModel, tokenizer: Any = None, **overrides: Any) -> Drafter:
+    """See [`Drafter.from_target`]."""
+    token_counts, init = overrides.pop("token_counts", None), overrides.pop("init_from_target", True)
+    if isinstance(target, Drafter):
+        raise TypeError("The target is itself a drafter. Pass the full model as target.")
+    text = target.config.get_text_config()
+    is_eagle = cls.config_class.model_type == "eagle3"
+    depth = overrides.pop("num_hidden_layers", 1 if is_eagle else draft_depth(text.num_hidden_layers))
+    fields = {
+        "text_config": draft_text_config(text, depth),
+        "target_layer_ids": feature_layers(text.num_hidden_layers),
+        "num_target_layers": text.num_hidden_layers,
+        "target_hidden_size": text.hidden_size,
+        "target_name_or_path": target.config.name_or_path or None,
+    }
+    if not is_eagle and overrides.get("mask_token_id") is None:
+        overrides["mask_token_id"] = find_mask_token(text, tokenizer)
+    fields.update(overrides)
+    vocabulary = _vocabulary(fields, token_counts)
+    config = cls.config_class(**fields)
+    config.require_complete()
+    check_belongs(config, target)
+    drafter = cls(config).to(device=target.device, dtype=torch.float32)
+    if vocabulary is not None:
+        drafter.d2t.copy_(vocabulary[0])
+        drafter.t2d.copy_(vocabulary[1])
+    if init:
+        begin_as_target(drafter, target)
+    return drafter.attach(target)
+
+
+def _vocabulary(fields: dict[str, Any], token_counts: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    size = fields.get("draft_vocab_size")
+    if (size is None) != (token_counts is None):
+        raise ValueError(
+            "A reduced draft vocabulary needs both `draft_vocab_size=` and `token_counts=` (how often each target "
+            "token occurs in text like that to be drafted, a tensor of shape (vocab_size,))."
+        )
+    if size is None:
+        return None
+    if len(token_counts) != fields["text_config"].vocab_size:
+        raise ValueError(
+            f"`token_counts` has {len(token_counts)} entries, the target's vocabulary "
+            f"{fields['text_config'].vocab_size}."
+        )
+    return draft_vocabulary(token_counts, size)
+
+
+@torch.no_grad()
+def begin_as_target(drafter: Drafter, target: PreTrainedModel) -> None:
+    """
+    Copies the target's last layers and final norm into the drafter where shapes allow, and makes `fc` pass on the
+    deepest feature. On SmolLM2-135M this raised the expected accepted length after 160 training sequences from 1.06
+    to 1.13.
+    """
+    decoder = getattr(target, target.base_model_prefix, target)
+    layers = getattr(decoder, "layers", None)
+    if layers is None or len(layers) < len(drafter.layers):
+        return
+    for ours, theirs in zip(drafter.layers, layers[-len(drafter.layers) :]):
+        source = dict(theirs.named_parameters())
+        for name, parameter in ours.named_parameters():
+            if name in source:
+                _copy(parameter, source[name])
+    if isinstance(getattr(decoder, "norm", None), nn.Module):
+        _copy(drafter.norm.weight, decoder.norm.weight)
+    width = drafter.config.target_hidden_size
+    if width == drafter.config.hidden_size:
+        deepest = max(range(len(drafter.config.target_layer_ids)), key=drafter.config.target_layer_ids.__getitem__)
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, deepest * width : (deepest + 1) * width].fill_diagonal_(1.0)
+
+
+def _copy(parameter: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies equal shapes; a projection that reads embedding and feature takes the source for its feature half."""
+    source = source.to(parameter)
+    if parameter.shape == source.shape:
+        parameter.copy_(source)
+    elif parameter.dim() == 2 and parameter.shape == (source.shape[0], 2 * source.shape[1]):
+        parameter.zero_()
+        parameter[:, source.shape[1] :].copy_(source)

@@ -1,0 +1,123 @@
+"""The commands: what they print, what they refuse, and that a drafter never changes the text."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_dspark.cli import build_app
+from hf_dspark.cli.display import MarkedText
+from hf_dspark.cli.streaming import Detokenizer, DraftStreamer
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *args: CliRunner().invoke(build_app(), [str(arg) for arg in args], catch_exceptions=False)
+
+
+def feed(streamer, prompt, rounds):
+    streamer.put(torch.tensor([prompt]))
+    for num_accepted, tokens in rounds:
+        if num_accepted is not None:
+            streamer.on_round(5, num_accepted)
+        for token in tokens:
+            streamer.put(torch.tensor([token]))
+    streamer.end()
+
+
+def test_streamer_knows_accepted_tokens(tiny_tokenizer):
+    shown = []
+    streamer = DraftStreamer(tiny_tokenizer, lambda text, accepted: shown.append((text, accepted)))
+    a, b, c, d = tiny_tokenizer("abcd")["input_ids"]
+    feed(streamer, [a, a], [(None, [a]), (2, [b, c, d]), (0, [a])])
+    assert shown == [("a", False), ("b", True), ("c", True), ("d", False), ("a", False)]
+
+
+def test_detokenizer_holds_back_half_a_character(tiny_tokenizer):
+    text = "é ok 🎉\n  x"
+    detokenizer = Detokenizer(tiny_tokenizer)
+    pieces = [detokenizer.push(token) for token in tiny_tokenizer(text)["input_ids"]]
+    assert "".join(pieces) == text
+    assert pieces[:2] == ["", "é"]
+    assert detokenizer.flush() == ""
+    assert detokenizer.push(tiny_tokenizer("é")["input_ids"][0]) == ""
+    assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_marks_are_legible_without_colour():
+    marked = MarkedText(brackets=True)
+    pieces = [*marked.push("a", False), *marked.push("b", True), *marked.push("c", True), *marked.close()]
+    assert "".join(text for text, _ in pieces) == "a‹bc›"
+    assert MarkedText(brackets=False).push("b", True) == [("b", MarkedText.STYLE)]
+
+
+def test_help_teaches(run):
+    text = " ".join(run("--help").stdout.split())
+    assert "drafter guesses the next few tokens" in text
+    assert "Start with hf-dspark demo" in text
+    assert "--num-assistant-tokens" in run("generate", "--help").stdout
+
+
+def test_generate_prints_the_plain_text(run, tiny_embedded_pair):
+    plain = run("generate", "hello", "--plain", "--max-new-tokens", 24)
+    drafted = run("generate", "hello", "--max-new-tokens", 24, "--num-assistant-tokens", 3)
+    assert plain.exit_code == drafted.exit_code == 0
+    assert plain.stdout == drafted.stdout != ""
+    assert "tokens per target forward" in drafted.stderr
+    assert "tokens per target forward" not in plain.stderr
+
+
+def test_generate_with_named_pair_and_threshold(run, tiny_pair):
+    target, drafter = tiny_pair
+    options = ("--max-new-tokens", 8, "--confidence-threshold", 0.9, "--dtype", "float32", "--raw")
+    result = run("generate", "hello", "--target", target, "--drafter", drafter, *options)
+    assert result.exit_code == 0, result.output
+    assert "accepted length" in result.stderr
+
+
+def test_seed_repeats_a_sampled_answer(run, tiny_embedded_pair):
+    first, again = (
+        run("generate", "hello", "--max-new-tokens", 16, "--temperature", 1.0, "--seed", 7).stdout for _ in range(2)
+    )
+    assert first == again
+
+
+def test_target_without_drafter_is_refused(run):
+    result = run("generate", "hello", "--target", "somewhere")
+    assert result.exit_code == 2
+    assert "name the target's drafter with --drafter" in result.stderr
+    assert "name the drafter's target" in run("generate", "hello", "--drafter", "somewhere").stderr
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_demo(run, tiny_embedded_pair, dtype):
+    result = run("demo", "--prompts", 2, "--max-new-tokens", 12, "--repeats", 2, "--dtype", dtype)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("target forwards") == 4
+    assert "tokens per target forward (medians)" in result.stdout
+    if dtype == "auto" and not torch.cuda.is_available():
+        assert "float32, on the CPU" in result.stdout
+        assert "same text in 2 of 2" in result.stdout
+
+
+def script(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["typer", "rich"])
+def test_missing_extra_says_what_to_install(name):
+    result = script(f"import sys; sys.modules[{name!r}] = None\nfrom hf_dspark.cli import main; main()")
+    assert result.returncode == 1
+    assert result.stderr.strip() == f'hf-dspark: {name} is missing. Install it: pip install "hf-dspark[cli]"'
+
+
+def test_user_errors_come_without_a_traceback(monkeypatch):
+    monkeypatch.setenv("HF_DSPARK_EMBEDDED_TARGET", "/nowhere")
+    result = script("import sys; sys.argv = ['hf-dspark', 'demo']\nfrom hf_dspark.cli import main; main()")
+    assert result.returncode == 1
+    assert result.stderr.startswith("hf-dspark: HF_DSPARK_EMBEDDED_TARGET names /nowhere")
+    assert "Traceback" not in result.stderr
