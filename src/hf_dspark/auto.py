@@ -107,18 +107,17 @@ def hook_generate() -> None:
 
     @functools.wraps(original)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(original).bind_partial(self, *args, **kwargs)
-        drafter = bound.arguments.get("assistant_model")
-        if not isinstance(drafter, Drafter):
-            return original(self, *args, **kwargs)
-        speculation_type = bound.arguments.get("kwargs", {}).get("speculation_type")
-        if speculation_type is not None:
+        arguments = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        config = arguments.get("generation_config")
+        # transformers' own DFlash keeps its call, also with one of our drafters as its assistant.
+        speculation_type = arguments.get("speculation_type") or getattr(config, "speculation_type", None)
+        if not isinstance(arguments.get("assistant_model"), Drafter) or speculation_type is not None:
             return original(self, *args, **kwargs)
         from .generation.decoding import generate_with_drafter
 
-        arguments = dict(bound.arguments)
         arguments.pop("self")
-        return generate_with_drafter(original, self, **{**arguments, **arguments.pop("kwargs", {})})
+        return generate_with_drafter(original, self, **arguments)
 
     generate._hf_dspark_original = original
     GenerationMixin.generate = generate

@@ -18,8 +18,8 @@ class Speculation:
     Args:
         accepted_lengths (`list[list[int]]`): Per row, the committed tokens of each round, the target's own included;
             tokens cut off by a stop or by the length limit do not count.
-        proposed, verified, accepted (`list[int]`): Per draft position, the rounds that drafted it, that sent it
-            through the target, and that committed it.
+        proposed, verified, reached, accepted (`list[int]`): Per draft position, the rounds that drafted it, that sent
+            it through the target, that did so and accepted everything before it, and that committed it.
         target_forwards (`int`): Forwards of the target, the prefill included.
         generated_tokens (`int`): New tokens, over all rows.
         draft_seconds, target_seconds, total_seconds (`float`): Wall-clock time; what is neither draft nor target is
@@ -29,6 +29,7 @@ class Speculation:
     accepted_lengths: list[list[int]] = field(default_factory=lambda: [[]])
     proposed: list[int] = field(default_factory=list)
     verified: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     target_forwards: int = 0
     generated_tokens: int = 0
@@ -62,19 +63,15 @@ class Speculation:
 
     @property
     def conditional_acceptance(self) -> list[float]:
-        """Per draft position, the same among rounds that accepted everything before it."""
-        survivors = [self.verified[:1], *([a] for a in self.accepted[:-1])]
-        # Only rounds that verified the position can tell; with a fixed schedule that is all of them but the last.
-        return [
-            a / min(s[0], v) if s and min(s[0], v) else float("nan")
-            for a, v, s in zip(self.accepted, self.verified, survivors)
-        ]
+        """Per draft position, the same among the rounds that accepted everything before it."""
+        return [a / r if r else float("nan") for a, r in zip(self.accepted, self.reached)]
 
     def record_round(self, num_proposed: int, num_verified: int, num_accepted: int, num_committed: int) -> None:
         """Counts one round of one row."""
         for counts, number in (
             (self.proposed, num_proposed),
             (self.verified, num_verified),
+            (self.reached, min(num_verified, num_accepted + 1)),
             (self.accepted, num_accepted),
         ):
             counts.extend([0] * (num_proposed - len(counts)))

@@ -18,6 +18,11 @@ class LossWeights:
     l1: float = 0.0
     confidence: float = 0.0
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term compares with the target's distributions."""
+        return self.l1 > 0 or self.confidence > 0
+
 
 class _ChunkedLoss(torch.autograd.Function):
     """
@@ -77,6 +82,9 @@ def chunked_loss(
     Returns:
         `tuple[torch.Tensor, list[torch.Tensor]]`: The total (differentiable) and the detached terms.
     """
+    if not torch.is_grad_enabled():
+        # Inside the function autograd is off in any case; it goes by what its inputs need.
+        rows, shared = ([None if t is None else t.detach() for t in part] for part in (rows, shared))
     total, terms = _ChunkedLoss.apply(chunk_loss, chunk_size, len(rows), *rows, *shared)
     return total, list(terms[1:])
 

@@ -25,5 +25,6 @@ def draw_anchors(input_ids: torch.Tensor, loss_mask: torch.Tensor, num_anchors: 
     if len(candidates) <= num_anchors:
         return candidates
     example = zlib.crc32(input_ids.to(torch.int64).numpy().tobytes())
-    generator = torch.Generator().manual_seed((seed << 32) ^ example)
+    # A generator takes 64 bits.
+    generator = torch.Generator().manual_seed(((seed << 32) ^ example) % 2**63)
     return candidates[torch.randperm(len(candidates), generator=generator)[:num_anchors]].sort().values

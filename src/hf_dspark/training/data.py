@@ -31,7 +31,12 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         ValueError: If the example is of none of these forms, or its tokens can't be told apart.
     """
     if "input_ids" in example and "loss_mask" in example:
-        return list(example["input_ids"]), list(example["loss_mask"])
+        input_ids, loss_mask = list(example["input_ids"]), list(example["loss_mask"])
+        if len(input_ids) != len(loss_mask):
+            raise ValueError(
+                f"An example has {len(input_ids)} `input_ids` and {len(loss_mask)} entries in `loss_mask`."
+            )
+        return input_ids, loss_mask
     if tokenizer is None:
         raise ValueError("Text needs a tokenizer: pass the target's as `processing_class=`.")
     if "messages" in example:
@@ -49,7 +54,8 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 
 def _tokenize_text(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     before = tokenizer(prompt)["input_ids"]
-    after = tokenizer(completion, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    after = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    after = after + [tokenizer.eos_token_id] * (tokenizer.eos_token_id is not None)
     return before + after, [0] * len(before) + [1] * len(after)
 
 
@@ -134,11 +140,15 @@ class DraftCollator:
         masks = [torch.as_tensor(e["loss_mask"]) for e in examples]
         seed = self.seed * 1_000_003 + self.epoch
         anchors = [draw_anchors(i, m, self.num_anchors, seed) for i, m in zip(ids, masks)]
+        anchor_masks = [torch.ones_like(a, dtype=torch.bool) for a in anchors]
+        if not any(len(a) for a in anchors):
+            # A batch without a block would have tensors without a size; it has one that doesn't count.
+            anchors, anchor_masks = ([a.new_zeros(1) for a in part] for part in (anchors, anchor_masks))
         pad = torch.nn.utils.rnn.pad_sequence
         return {
             "input_ids": pad(ids, batch_first=True, padding_value=self.pad_token_id),
             "loss_mask": pad(masks, batch_first=True),
             "attention_mask": pad([torch.ones_like(i) for i in ids], batch_first=True),
             "anchors": pad(anchors, batch_first=True),
-            "anchor_mask": pad([torch.ones_like(a, dtype=torch.bool) for a in anchors], batch_first=True),
+            "anchor_mask": pad(anchor_masks, batch_first=True),
         }

@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -37,21 +37,26 @@ class FeatureStore:
         self._identity = hashlib.sha256(sample + last + repr(list(target_layer_ids)).encode()).digest()
         self._bytes_per_token = 2 * (len(target_layer_ids) + 1) * target.config.get_text_config().hidden_size
 
-    def check_disk(self, num_tokens: int) -> None:
+    def check_disk(self, sequences: Iterable[Sequence[int]]) -> None:
         """
-        Prints what the features of `num_tokens` tokens will take.
+        Prints what the features of those sequences will take that are not there yet.
 
         Raises:
             OSError: If the disk has no room for them.
         """
+        missing = {self._file(torch.as_tensor(ids)): len(ids) for ids in sequences}
+        num_tokens = sum(length for file, length in missing.items() if not file.exists())
         size, free = num_tokens * self._bytes_per_token, shutil.disk_usage(self.folder).free
-        there = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
         logger.warning(
-            "Feature store %s: %.1f GB for %d tokens, %.1f GB there.", self.folder, size / 1e9, num_tokens, there / 1e9
+            "Feature store %s: %.1f GB to come for %d tokens, %.1f GB free.",
+            self.folder,
+            size / 1e9,
+            num_tokens,
+            free / 1e9,
         )
-        if size - there > free:
+        if size > free:
             raise OSError(
-                f"The feature store needs {size / 1e9:.1f} GB for {num_tokens} tokens and {self.folder} has "
+                f"The feature store needs {size / 1e9:.1f} GB more for {num_tokens} tokens and {self.folder} has "
                 f"{free / 1e9:.1f} GB free. Train without `feature_store`, or choose another folder."
             )
 
@@ -81,5 +86,9 @@ class FeatureStore:
             tensors = {name: t.to("cpu", torch.bfloat16).contiguous() for name, t in tensors.items()}
             handle, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
             os.close(handle)
-            save_file(tensors, partial)
-            os.replace(partial, file)
+            try:
+                save_file(tensors, partial)
+                os.replace(partial, file)
+            except BaseException:
+                os.unlink(partial)
+                raise

@@ -119,7 +119,8 @@ class DraftTrainer(Trainer):
             **kwargs,
         )
         if self.feature_store is not None:
-            self.feature_store.check_disk(sum(len(ids) for ids in self.train_dataset["input_ids"]))
+            sized = [data for data in (self.train_dataset, self.eval_dataset) if hasattr(data, "__len__")]
+            self.feature_store.check_disk(ids for data in sized for ids in data["input_ids"])
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
@@ -156,10 +157,15 @@ class DraftTrainer(Trainer):
         outputs = self.target_model.base_model(
             input_ids=input_ids, output_hidden_states=hidden_state_indices(target_layer_ids), use_cache=False
         )
-        features = concatenate_features(outputs.hidden_states, target_layer_ids)
+        features, last_hidden = (
+            concatenate_features(outputs.hidden_states, target_layer_ids),
+            outputs.last_hidden_state,
+        )
         if store:
-            store.save(sequences, features, outputs.last_hidden_state)
-        return features, outputs.last_hidden_state
+            # As they will be read back: a step must not depend on what is on disk already.
+            features, last_hidden = features.to(torch.bfloat16), last_hidden.to(torch.bfloat16)
+            store.save(sequences, features, last_hidden)
+        return features, last_hidden
 
     def compute_loss(
         self,
@@ -190,7 +196,7 @@ class DraftTrainer(Trainer):
         for name, value in outputs.terms.items():
             self._terms["train" if model.training else "eval"][name].append(value)
         # DDP averages over processes what is already divided by the sum over all of them.
-        loss = outputs.loss * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
+        loss = outputs.loss * (self.accelerator.num_processes if model.training else 1)
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(
@@ -202,7 +208,7 @@ class DraftTrainer(Trainer):
     ) -> tuple[torch.Tensor, None, None]:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs)
+            loss = self.compute_loss(model, inputs, num_items_in_batch=self._total_weight(inputs))
         return loss.detach(), None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

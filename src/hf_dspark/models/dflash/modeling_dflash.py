@@ -1,6 +1,9 @@
 """DFlash: a drafter that proposes a whole block in one forward over the target's features (arXiv 2602.06036)."""
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..backbones import attend, feed_forward, project_keys_values, project_queries
@@ -133,18 +136,58 @@ class DFlashDrafter(Drafter):
             chunk_size (`int`, *optional*, defaults to 512): Draft positions whose logits exist at once.
 
         Returns:
-            `DrafterOutput`: `loss` and the terms `cross_entropy`, `l1`, `confidence`, `acceptance`.
+            `DrafterOutput`: `loss` and the term `cross_entropy`; also `l1`, `confidence` and `acceptance` where the
+                mix compares with the target.
         """
         mix = loss_weights or self.default_loss
+        if mix.needs_teacher and target_last_hidden is None:
+            raise ValueError("The L1 and confidence terms compare with the target: pass `target_last_hidden`.")
         loss_mask = torch.ones_like(input_ids) if loss_mask is None else loss_mask
         anchor_mask = torch.ones_like(anchors, dtype=torch.bool) if anchor_mask is None else anchor_mask
         positions, labels, weights = block_supervision(
             input_ids, loss_mask, anchors, anchor_mask, self.num_drafts, loss_decay
         )
         hidden = self.training_hidden(input_ids, target_features, anchors)[..., self._first_slot :, :]
-        return self._loss(
-            input_ids, anchors, hidden, positions, labels, weights, target_last_hidden, mix, normalizer, chunk_size
-        )
+        rows = weights.flatten().nonzero().squeeze(-1)
+        if len(rows) == 0:
+            # A zero that still reaches every parameter, as DDP expects.
+            zero = sum(parameter.sum() for parameter in self.parameters() if parameter.requires_grad) * 0.0
+            return DrafterOutput(loss=zero, terms={"cross_entropy": zero.detach()})
+        previous = torch.cat([input_ids.gather(1, anchors)[..., None], labels[..., :-1]], dim=-1)
+        latents, confidence = self.serial_terms(hidden, previous)
+        draft_labels = self.to_draft_ids(labels.flatten()[rows])
+        scaled = weights.flatten()[rows] / ((weights.sum() if normalizer is None else normalizer) + 1e-6)
+        teacher = self._teacher(target_last_hidden, positions, rows) if mix.needs_teacher else None
+
+        def chunk_loss(part, hidden, latents, confidence, head, markov):
+            logits = F.linear(hidden, head.to(hidden.dtype)).float()
+            if latents is not None:
+                logits = logits + F.linear(latents, markov).float()
+            inside, outside = (None, None) if teacher is None else teacher(part)
+            return block_loss_terms(logits, confidence, draft_labels[part], scaled[part], inside, outside, mix)
+
+        per_row = [None if x is None else x.flatten(0, 2)[rows] for x in (hidden, latents, confidence)]
+        shared = [self.head_weight(), None if self.markov_head is None else self.markov_head.markov_w2.weight]
+        loss, terms = chunked_loss(chunk_loss, per_row, shared, chunk_size)
+        names = ("cross_entropy", "l1", "confidence", "acceptance") if mix.needs_teacher else ("cross_entropy",)
+        return DrafterOutput(loss=loss, terms=dict(zip(names, terms)))
+
+    def _teacher(self, last_hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Callable:
+        """
+        The target's distributions for a chunk of the supervised rows: those behind the positions before their labels.
+        Neighbouring blocks share positions, so each is computed once a chunk.
+        """
+        sequence = torch.arange(last_hidden.shape[0], device=positions.device)[:, None, None] * last_hidden.shape[1]
+        states = (sequence + (positions - 1).clamp_min(0)).flatten()[rows]
+        last_hidden = last_hidden.flatten(0, 1)
+
+        @torch.no_grad()
+        def distributions(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+            unique, place = torch.unique(states[part], return_inverse=True)
+            inside, outside = teacher_probabilities(last_hidden[unique], self.teacher_logits, self.draft_ids)
+            return inside[place], None if outside is None else outside[place]
+
+        return distributions
 
     def training_hidden(
         self, input_ids: torch.Tensor, target_features: torch.Tensor, anchors: torch.Tensor
@@ -175,49 +218,6 @@ class DFlashDrafter(Drafter):
         head's latents `[..., n, rank]` and the confidence logits `[..., n]`, where the drafter has them.
         """
         return None, None
-
-    def _loss(self, input_ids, anchors, hidden, positions, labels, weights, last_hidden, mix, normalizer, chunk_size):
-        anchor_tokens = input_ids.gather(1, anchors)[..., None]
-        latents, confidence = self.serial_terms(hidden, torch.cat([anchor_tokens, labels[..., :-1]], dim=-1))
-        normalizer = weights.sum() if normalizer is None else normalizer
-        use_teacher = last_hidden is not None and (mix.l1 > 0 or mix.confidence > 0)
-        if (mix.l1 > 0 or (mix.confidence > 0 and confidence is not None)) and last_hidden is None:
-            raise ValueError("The L1 and confidence terms compare with the target: pass `target_last_hidden`.")
-        rows = weights.flatten().nonzero().squeeze(-1)
-        pick = lambda x: None if x is None else x.flatten(0, 2)[rows]  # noqa: E731
-        scaled = weights.flatten()[rows] / (normalizer + 1e-6)
-        draft_labels = self.to_draft_ids(labels.flatten()[rows])
-        if use_teacher:
-            # Neighbouring blocks share labels: each position's distribution is computed once a chunk.
-            batch_index = torch.arange(len(input_ids), device=input_ids.device)[:, None, None] * input_ids.shape[1]
-            teacher_rows = (batch_index + (positions - 1).clamp_min(0)).flatten()[rows]
-            teacher_hidden = last_hidden.flatten(0, 1)
-
-        def chunk_loss(part, hidden, latents, confidence, head, markov):
-            logits = nn.functional.linear(hidden, head.to(hidden.dtype)).float()
-            if latents is not None:
-                logits = logits + nn.functional.linear(latents, markov).float()
-            teacher = outside = None
-            if use_teacher:
-                unique, inverse = torch.unique(teacher_rows[part], return_inverse=True)
-                with torch.no_grad():
-                    teacher, outside = teacher_probabilities(
-                        teacher_hidden[unique], self.teacher_logits, self.draft_ids
-                    )
-                teacher = teacher[inverse]
-                outside = None if outside is None else outside[inverse]
-            return block_loss_terms(logits, confidence, draft_labels[part], scaled[part], teacher, outside, mix)
-
-        names = ("cross_entropy", "l1", "confidence", "acceptance")
-        if len(rows) == 0:
-            # Nothing supervised: a zero that still reaches every parameter, as DDP expects.
-            loss = sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0
-            return DrafterOutput(loss=loss, terms={name: loss.detach() for name in names})
-        markov = None if self.markov_head is None else self.markov_head.markov_w2.weight
-        loss, terms = chunked_loss(
-            chunk_loss, [pick(hidden), pick(latents), pick(confidence)], [self.head_weight(), markov], chunk_size
-        )
-        return DrafterOutput(loss=loss, terms=dict(zip(names, terms)))
 
 
 def stack_proposal(

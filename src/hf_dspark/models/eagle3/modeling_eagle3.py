@@ -115,8 +115,9 @@ class Eagle3Drafter(Drafter):
         first = loss_mask.bool() & shift_left(attention_mask, 1).bool()
         loss, steps, acceptance = 0.0, [], None
         for k, hidden in enumerate(self.unroll(input_ids, target_features)):
-            weights = shift_left(first, k).float() / normalizer
-            step_loss, terms = self._step_loss(hidden, shift_left(target_last_hidden, 1 + k), weights, chunk_size)
+            rows = shift_left(first, k).flatten().nonzero().squeeze(-1)
+            teacher_hidden = shift_left(target_last_hidden, 1 + k)
+            step_loss, terms = self._step_loss(hidden, teacher_hidden, rows, normalizer, chunk_size)
             loss = loss + self.config.step_loss_decay**k * step_loss
             steps.append(step_loss.detach())
             acceptance = terms[1] if acceptance is None else acceptance
@@ -143,12 +144,13 @@ class Eagle3Drafter(Drafter):
             hidden = feed_forward(layer, hidden)
             yield hidden
 
-    def _step_loss(self, hidden, teacher_hidden, weights, chunk_size):
-        rows = weights.flatten().nonzero().squeeze(-1)
+    def _step_loss(self, hidden, teacher_hidden, rows, normalizer, chunk_size):
+        normed = self.norm(hidden.flatten(0, 1)[rows])
         if len(rows) == 0:
-            zero = hidden.sum() * 0.0
+            # A zero that still reaches every parameter, as DDP expects.
+            zero = normed.sum() * 0.0
             return zero, [zero.detach(), zero.detach()]
-        weights, teacher_hidden = weights.flatten()[rows], teacher_hidden.flatten(0, 1)[rows]
+        weights, teacher_hidden = normed.new_ones(len(rows)).float() / normalizer, teacher_hidden.flatten(0, 1)[rows]
 
         def chunk_loss(part, hidden, head):
             logits = F.linear(hidden, head.to(hidden.dtype)).float()
@@ -156,7 +158,6 @@ class Eagle3Drafter(Drafter):
                 teacher, outside = teacher_probabilities(teacher_hidden[part], self.teacher_logits, self.draft_ids)
             return soft_cross_entropy_terms(logits, weights[part], teacher, outside)
 
-        normed = self.norm(hidden.flatten(0, 1)[rows])
         return chunked_loss(chunk_loss, [normed], [self.head_weight()], chunk_size)
 
 
