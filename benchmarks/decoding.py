@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from transformers import DynamicCache
 
 import hf_dspark
 from hf_dspark.hub import embedded_drafter, embedded_source, load_embedded_target
@@ -119,6 +120,26 @@ def measure(target, tokenizer, drafter, prompts, args) -> list[dict]:
     return rows
 
 
+def forward_costs(
+    target, context: int = 200, sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8), repeats: int = 9
+) -> dict:
+    """Median cost of a target forward over n tokens behind a context, in forwards over one; sizes interleaved."""
+    cache = DynamicCache(config=target.config)
+    tokens = torch.randint(
+        target.config.vocab_size, (1, context + max(sizes)), generator=torch.Generator().manual_seed(0)
+    )
+    seconds = {size: [] for size in sizes}
+    with torch.no_grad():
+        target(tokens[:, :context], cache=cache, use_cache=True)
+        for _ in range(repeats):
+            for size in sizes:
+                _, spent = timed(target, tokens[:, context : context + size], cache=cache, use_cache=True)
+                cache.crop(-size)
+                seconds[size].append(spent)
+    one = statistics.median(seconds[1])
+    return {size: statistics.median(values) / one for size, values in seconds.items()}
+
+
 def speed_ratio(row: dict) -> float:
     """Drafted over plain tokens per second: outputs may differ in length after a tie in bfloat16."""
     plain_speed, drafted_speed = row["plain_tokens"] / row["plain_seconds"], row["new_tokens"] / row["drafted_seconds"]
@@ -167,6 +188,7 @@ def main() -> None:
     rows = measure(target, tokenizer, drafter, load_prompts(args.tasks, args.samples, args.seed), args)
     summary = {task: summarise([r for r in rows if r["task"] == task], args.seed) for task in TASKS}
     summary["all"] = summarise(rows, args.seed)
+    costs = forward_costs(target)
     report = {
         "settings": {key: str(value) for key, value in vars(args).items()},
         "versions": {
@@ -177,6 +199,7 @@ def main() -> None:
         },
         "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
         "target": embedded_source(),
+        "forward_costs": costs,
         "summary": summary,
         "prompts": rows,
     }
@@ -192,6 +215,7 @@ def main() -> None:
         f"time: target {s['target_share']:.1%}, draft {s['draft_share']:.1%}, everything else {s['other_share']:.1%}; "
         f"acceptance by position {', '.join(f'{a:.2f}' for a in s['marginal_acceptance'])}"
     )
+    print("a forward over n tokens, in forwards over one: " + ", ".join(f"{n}: {c:.2f}" for n, c in costs.items()))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(report, indent=1))

@@ -34,7 +34,7 @@ def test_a_draw_is_capped_ascending_and_without_repetition():
     drawn = draw_anchors(ids, mask, 20, seed=3)
     assert len(drawn) == 20 == len(set(drawn.tolist()))
     assert drawn.tolist() == sorted(drawn.tolist())
-    assert 50 <= drawn.min() and drawn.max() < 199
+    assert drawn.min() >= 50 and drawn.max() < 199
 
 
 def test_every_candidate_is_drawn_sooner_or_later():

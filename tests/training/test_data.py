@@ -59,7 +59,7 @@ def test_tokens_are_taken_as_they_are_and_need_no_tokenizer():
 
 
 def test_tokens_and_mask_of_different_length_are_refused():
-    with pytest.raises(ValueError, match="3 `input_ids` but 2 values in `loss_mask`"):
+    with pytest.raises(ValueError, match="3 `input_ids` and 2 entries in `loss_mask`"):
         tokenize_example({"input_ids": [5, 6, 7], "loss_mask": [0, 1]}, None)
 
 

@@ -5,7 +5,7 @@ schedule picks how much to verify (`scheduling.py`), the target checks it in one
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .features import concatenate_features, hidden_state_indices
 from .scheduling import verification_length
 from .settings import SETTING_NAMES, DraftSettings, refuse_unsupported, resolve_settings
 from .statistics import Speculation, SpeculativeOutput
-from .verification import DraftDraw, Verdict, verify_greedy, verify_in_order
+from .verification import Decision, DraftDraw, verify_greedy, verify_in_order
 
 
 def speculative_decoding(
@@ -187,10 +187,9 @@ class _Run:
             # Padding is no context: the drafter counts positions from the first real token.
             real = mask[0].bool()
             features, prompt = features[:, real], prompt[:, real]
-        verdict = self._verify(outputs.logits[0, -1:].float(), self.input_ids, None, 0)
-        committed = self.commit(verdict, outputs.logits[0, -1:])
-        self._keep(outputs, committed)
-        self.pending = (features, torch.cat([prompt[:, 1:], verdict.tokens[None, :committed]], dim=1))
+        self.commit(self._verify(outputs.logits[0, -1:].float(), self.input_ids, None, 0), outputs.logits[0, -1:])
+        self._keep(outputs, 1)
+        self.pending = (features, torch.cat([prompt[:, 1:], self.input_ids[:, -1:]], dim=1))
 
     def round(self) -> None:
         """Draft, schedule, verify, commit."""
@@ -202,16 +201,14 @@ class _Run:
         outputs = self.check(candidates, num_verified)
         logits = outputs.logits[0, -num_verified - 1 :]
         probabilities = None if proposal is None else proposal.probabilities
-        verdict = self._verify(logits.float(), candidates, probabilities, num_verified)
+        decisions = self._verify(logits.float(), candidates, probabilities, num_verified)
         num_proposed = 0 if proposal is None else proposal.tokens.shape[1]
-        if self.streamer is not None and hasattr(self.streamer, "on_round"):
-            self.streamer.on_round(num_proposed, verdict.num_accepted)
-        committed = self.commit(verdict, logits)
+        num_accepted, committed = self.commit(decisions, logits, num_proposed)
         forget_rejected(outputs.cache, num_verified, committed)
-        self.speculation.record_round(num_proposed, num_verified, min(verdict.num_accepted, committed), committed)
+        self.speculation.record_round(num_proposed, num_verified, num_accepted, committed)
         self._keep(outputs, committed)
         features = concatenate_features(outputs.hidden_states, self.layers)[:, :committed]
-        self.pending = (features, verdict.tokens[None, :committed])
+        self.pending = (features, self.input_ids[:, -committed:])
 
     def propose(self, num_drafts: int) -> Any:
         """Lets the drafter take in what was committed since, and draft; `None` if there is room for no draft."""
@@ -237,28 +234,37 @@ class _Run:
         )
         return self._forward(inputs)
 
-    def commit(self, verdict: Verdict, logits: torch.Tensor) -> int:
+    def commit(
+        self, decisions: Iterator[Decision], logits: torch.Tensor, num_proposed: int | None = None
+    ) -> tuple[int, int]:
         """
-        Appends the verdict's tokens one by one, until a criterion stops: everyone who watches (criteria, streamer,
-        scores) sees what plain decoding would have shown. Returns how many were appended.
+        Appends the decided tokens one by one, until a criterion stops: everyone who watches (processors, criteria,
+        streamer, scores) sees what plain decoding would have shown, in that order. Returns how many of the appended
+        tokens were drafts, and how many were appended in all.
         """
-        before = self.input_ids.shape[1]
-        tokens = verdict.tokens.to(self.input_ids.device)
-        extended = torch.cat([self.input_ids, tokens[None]], dim=1)
-        for k in range(len(tokens)):
+        # Only a streamer that wants to know of a round before its tokens gets them when the round is over.
+        waits = num_proposed is not None and hasattr(self.streamer, "on_round")
+        num_accepted, tokens = 0, []
+        for k, decision in enumerate(decisions):
             if self.scores is not None:
-                self.scores += (verdict.scores[k],)
+                self.scores += (decision.scores,)
             if self.logits is not None:
                 self.logits += (logits[k : k + 1].float(),)
-            if self.streamer is not None:
-                self.streamer.put(tokens[k : k + 1].cpu())
-            self.input_ids = extended[:, : before + k + 1]
+            token = decision.token.to(self.input_ids.device).view(1)
+            self.input_ids = torch.cat([self.input_ids, token[None]], dim=1)
+            num_accepted += decision.is_draft
+            tokens.append(token)
             self.is_done = bool(self.criteria(self.input_ids, self.scores))
+            if self.streamer is not None and not waits:
+                self.streamer.put(token.cpu())
             if self.is_done:
                 break
-        committed = self.input_ids.shape[1] - before
-        self.speculation.generated_tokens += committed
-        return committed
+        if waits:
+            self.streamer.on_round(num_proposed, num_accepted)
+            for token in tokens:
+                self.streamer.put(token.cpu())
+        self.speculation.generated_tokens += len(tokens)
+        return num_accepted, len(tokens)
 
     # ------------------------------------------------------------------ helpers
 
@@ -269,7 +275,7 @@ class _Run:
 
     def _verify(
         self, logits: torch.Tensor, candidates: torch.Tensor, probabilities: torch.Tensor | None, num_drafts: int
-    ) -> Verdict:
+    ) -> Iterator[Decision]:
         logits = logits.to(candidates.device)
         if not self.config.do_sample and not self.processor and not self.keeps_scores:
             return verify_greedy(logits, candidates[0, candidates.shape[1] - num_drafts :])

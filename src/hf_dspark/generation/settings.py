@@ -93,6 +93,8 @@ def refuse_unsupported(
         ValueError: Naming the option and what to do.
     """
     cache = model_kwargs.get("cache")
+    # A cache of recurrent states alone has no length; it is refused after the prefill, when it is known.
+    has_length = cache is not None and not all(cache.is_linear)
     refusals = {
         "num_beams > 1": (config.num_beams or 1) > 1,
         "num_return_sequences > 1": (config.num_return_sequences or 1) > 1,
@@ -109,7 +111,7 @@ def refuse_unsupported(
         "`output_hidden_states`": config.output_hidden_states,
         '`cache_implementation="quantized"`': config.cache_implementation == "quantized",
         "`inputs_embeds`": model_kwargs.get("inputs_embeds") is not None,
-        "a cache that already holds tokens": cache is not None and cache.get_seq_length() > 0,
+        "a cache that already holds tokens": has_length and cache.get_seq_length() > 0,
         f"an encoder-decoder target ({type(target).__name__})": target.config.is_encoder_decoder,
     }
     for what, present in refusals.items():

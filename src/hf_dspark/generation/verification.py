@@ -1,5 +1,6 @@
 """Which drafts are accepted, and the target's own token behind them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,25 +9,22 @@ from transformers.generation import logits_process as processors
 
 
 @dataclass
-class Verdict:
+class Decision:
     """
-    The outcome of a verification.
+    What was decided about one position.
 
     Args:
-        tokens (`torch.LongTensor` of shape `(committed,)`): Accepted drafts and the target's own token behind them.
-        scores (`list[torch.FloatTensor]`): The processed scores `[1, vocab_size]` behind each token; empty where
-            nobody asked for them.
+        token (`torch.LongTensor` of shape `()`): The token to commit.
+        is_draft (`bool`): Whether it is an accepted draft rather than the target's own token.
+        scores (`torch.FloatTensor` of shape `(1, vocab_size)`, *optional*): The processed scores behind it.
     """
 
-    tokens: torch.Tensor
-    scores: list[torch.Tensor]
-
-    @property
-    def num_accepted(self) -> int:
-        return len(self.tokens) - 1
+    token: torch.Tensor
+    is_draft: bool
+    scores: torch.Tensor | None = None
 
 
-def verify_greedy(logits: torch.Tensor, drafts: torch.Tensor) -> Verdict:
+def verify_greedy(logits: torch.Tensor, drafts: torch.Tensor) -> Iterator[Decision]:
     """
     Accepts drafts while they are the target's most likely tokens.
 
@@ -36,7 +34,8 @@ def verify_greedy(logits: torch.Tensor, drafts: torch.Tensor) -> Verdict:
     """
     best = logits.argmax(-1)
     accepted = int((best[:-1] == drafts).long().cumprod(0).sum())
-    return Verdict(best[: accepted + 1], [])
+    for k in range(accepted + 1):
+        yield Decision(best[k], k < accepted)
 
 
 def verify_in_order(
@@ -46,11 +45,11 @@ def verify_in_order(
     logits_processor: LogitsProcessorList,
     probabilities: torch.Tensor | None,
     do_sample: bool,
-) -> Verdict:
+) -> Iterator[Decision]:
     """
     Accepts drafts left to right (speculative sampling, arXiv 2211.17192; exact match when greedy), processing the
-    logits of a position only once it is reached. So every processor is called exactly as in plain decoding: once per
-    committed token, with that token's own prefix.
+    logits of a position only once its decision is asked for. So every processor is called exactly as in plain
+    decoding: once per committed token, with that token's own prefix, and never past a stop.
 
     Args:
         logits (`torch.FloatTensor` of shape `(drafts + 1, vocab_size)`): The target's logits.
@@ -62,11 +61,9 @@ def verify_in_order(
         do_sample (`bool`): Whether to sample.
     """
     length = candidates.shape[1] - num_drafts
-    tokens, scores = [], []
     for k in range(num_drafts + 1):
         # A copy, because processors may write into it.
         processed = logits_processor(candidates[:, : length + k], logits[k : k + 1].clone())
-        scores.append(processed)
         draft = candidates[0, length + k] if k < num_drafts else None
         if do_sample:
             q = probabilities[k] if draft is not None else None
@@ -74,10 +71,9 @@ def verify_in_order(
         else:
             token = processed[0].argmax(-1)
             accepted = draft is not None and bool(token == draft)
-        tokens.append(token)
+        yield Decision(token, accepted, processed)
         if not accepted:
-            break
-    return Verdict(torch.stack(tokens), scores)
+            return
 
 
 def sample_token(p: torch.Tensor, draft: torch.Tensor | None, q: torch.Tensor | None) -> tuple[torch.Tensor, bool]:

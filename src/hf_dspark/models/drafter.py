@@ -71,12 +71,16 @@ class DrafterOutput(ModelOutput):
 
 @dataclass
 class TargetParts:
-    """What a drafter uses of its target, by reference."""
+    """What a drafter uses of its target, by reference; of the head, a reduced vocabulary's rows are copied once."""
 
-    name: str
     embedding: nn.Module
     head: nn.Module
     draft_head: torch.Tensor | None = None
+
+    def serves(self, head: nn.Module, drafter: "Drafter") -> bool:
+        """Whether these are a target's parts, in the drafter's place and type as it is now."""
+        rows = self.draft_head
+        return self.head is head and (rows is None or (rows.device == drafter.device and rows.dtype == drafter.dtype))
 
 
 class Drafter(PreTrainedModel):
@@ -134,9 +138,12 @@ class Drafter(PreTrainedModel):
         """
         check_belongs(self.config, target)
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        if self._target is not None and self._target.serves(head, self):
+            return self
+        warn_about_types(self, target)
         self._drop_equal("embed_tokens", embedding.weight)
         self._drop_equal("lm_head", head.weight if not self.config.draft_vocab_size else head.weight[self.draft_ids])
-        parts = TargetParts(target.config.name_or_path or type(target).__name__, embedding, head)
+        parts = TargetParts(embedding, head)
         if self.lm_head is None and self.config.draft_vocab_size:
             parts.draft_head = head.weight.detach()[self.draft_ids.to(head.weight.device)].to(self.device, self.dtype)
         object.__setattr__(self, "_target", parts)
@@ -411,6 +418,19 @@ def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:
         raise ValueError(
             f"The drafter's hidden size {config.hidden_size} differs from the target's {text.hidden_size}, so it "
             "can't borrow the target's embedding and LM head, and it has none of its own."
+        )
+
+
+def warn_about_types(drafter: Drafter, target: PreTrainedModel) -> None:
+    """Different types work, cast at the boundary; some are a bad idea."""
+    if torch.float16 in (drafter.dtype, target.dtype):
+        logger.warning_once(
+            "float16 overflows on the hidden states of some targets, and then few drafts are accepted. bfloat16 or "
+            "float32 are safer."
+        )
+    if drafter.dtype != target.dtype:
+        logger.warning_once(
+            f"The drafter is in {drafter.dtype}, its target in {target.dtype}; features are cast between them."
         )
 
 

@@ -28,10 +28,9 @@ LAYER_FIELDS = (
     "attention_bias",
     "mlp_bias",
     "vocab_size",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
 )
+# The same as the target's, also where it has none: a pipeline takes others for another tokenizer.
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def feature_layers(num_target_layers: int, count: int = 5) -> list[int]:
@@ -60,6 +59,7 @@ def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTr
     """A transformer of the target's family and sizes, or of the llama family where no backbone exists for its own."""
     family = target.model_type if target.model_type in FAMILIES else "llama"
     fields = {k: getattr(target, k) for k in LAYER_FIELDS if getattr(target, k, None) is not None}
+    fields |= {k: getattr(target, k, None) for k in SPECIAL_TOKENS}
     return AutoConfig.for_model(family, num_hidden_layers=num_hidden_layers, tie_word_embeddings=False, **fields)
 
 

@@ -24,7 +24,7 @@ def draw_anchors(input_ids: torch.Tensor, loss_mask: torch.Tensor, num_anchors: 
     candidates = (supervised[:-1] & supervised[1:]).nonzero().squeeze(-1)
     if len(candidates) <= num_anchors:
         return candidates
-    example = zlib.crc32(input_ids.to(torch.int64).numpy().tobytes())
-    # A generator takes 64 bits.
-    generator = torch.Generator().manual_seed(((seed << 32) ^ example) % 2**63)
+    # The CPU's generator reads the lower 32 bits of its seed only: both must go into those.
+    both = zlib.crc32(input_ids.to(torch.int64).numpy().tobytes(), zlib.crc32(str(seed).encode()))
+    generator = torch.Generator().manual_seed(both)
     return candidates[torch.randperm(len(candidates), generator=generator)[:num_anchors]].sort().values

@@ -31,9 +31,9 @@ class FeatureStore:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         # A few weights tell a fine-tuned target from its base, which a name may not.
-        weight = target.get_input_embeddings().weight
+        weight = target.get_input_embeddings().weight.detach()
         sample = weight.flatten()[:: max(1, weight.numel() // 4096)].float().cpu().numpy().tobytes()
-        last = next(iter(list(target.base_model.parameters())[-2:])).flatten()[:1024].float().cpu().numpy().tobytes()
+        last = list(target.base_model.parameters())[-2].detach().flatten()[:1024].float().cpu().numpy().tobytes()
         self._identity = hashlib.sha256(sample + last + repr(list(target_layer_ids)).encode()).digest()
         self._bytes_per_token = 2 * (len(target_layer_ids) + 1) * target.config.get_text_config().hidden_size
 
@@ -44,8 +44,8 @@ class FeatureStore:
         Raises:
             OSError: If the disk has no room for them.
         """
-        missing = {self._file(torch.as_tensor(ids)): len(ids) for ids in sequences}
-        num_tokens = sum(length for file, length in missing.items() if not file.exists())
+        lengths = {self._file(torch.as_tensor(ids)): len(ids) for ids in sequences}
+        num_tokens = sum(length for file, length in lengths.items() if not file.exists())
         size, free = num_tokens * self._bytes_per_token, shutil.disk_usage(self.folder).free
         logger.warning(
             "Feature store %s: %.1f GB to come for %d tokens, %.1f GB free.",

@@ -157,10 +157,8 @@ class DraftTrainer(Trainer):
         outputs = self.target_model.base_model(
             input_ids=input_ids, output_hidden_states=hidden_state_indices(target_layer_ids), use_cache=False
         )
-        features, last_hidden = (
-            concatenate_features(outputs.hidden_states, target_layer_ids),
-            outputs.last_hidden_state,
-        )
+        features = concatenate_features(outputs.hidden_states, target_layer_ids)
+        last_hidden = outputs.last_hidden_state
         if store:
             # As they will be read back: a step must not depend on what is on disk already.
             features, last_hidden = features.to(torch.bfloat16), last_hidden.to(torch.bfloat16)

@@ -1,0 +1,428 @@
+"""`DraftTrainer`: what is trained and what is not, splits and resumes that change nothing, and refusals."""
+
+import pytest
+import torch
+from conftest import make_target
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from hf_dspark import AutoDrafter, DFlashDrafter, DraftConfig, DraftTrainer, DSparkDrafter, Eagle3Drafter
+from hf_dspark.training import feature_store
+
+
+KINDS = {"dspark": DSparkDrafter, "dflash": DFlashDrafter, "eagle3": Eagle3Drafter}
+
+
+def make_drafter(kind: str, target, **overrides):
+    torch.manual_seed(7)
+    fields = {"num_drafts": 3} if kind == "eagle3" else {"block_size": 3, "mask_token_id": 1, "num_hidden_layers": 1}
+    fields |= {"markov_rank": 8} if kind == "dspark" else {}
+    return KINDS[kind].from_target(target, **(fields | overrides))
+
+
+def make_data(count: int = 8, seed: int = 0, unsupervised: tuple[int, ...] = ()) -> Dataset:
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for i in range(count):
+        length = 14 + 3 * (i % 4)
+        ids = torch.randint(2, 64, (length,), generator=generator).tolist()
+        rows.append({"input_ids": ids, "loss_mask": [0] * 4 + [int(i not in unsupervised)] * (length - 4)})
+    return Dataset.from_list(rows)
+
+
+def make_trainer(
+    folder, kind: str = "dspark", drafter=None, target=None, data=None, callbacks=None, eval_data=None, **args
+):
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "num_anchors": 6,
+        "logits_chunk_size": 16,
+        "learning_rate": 5e-3,
+        "max_steps": 6,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    target = make_target() if target is None else target
+    return DraftTrainer(
+        model=make_drafter(kind, target) if drafter is None else drafter,
+        target_model=target,
+        args=DraftConfig(**(settings | args)),
+        train_dataset=make_data() if data is None else data,
+        eval_dataset=eval_data,
+        callbacks=callbacks,
+    )
+
+
+def logged(trainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(drafter) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in drafter.state_dict().items()}
+
+
+def assert_equal_weights(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert not different
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of every update, before they are clipped or used."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs) -> None:
+        self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+
+def first_gradients(folder, **kwargs) -> dict[str, torch.Tensor]:
+    gradients = Gradients()
+    make_trainer(folder, callbacks=[gradients], max_steps=1, max_grad_norm=0.0, **kwargs).train()
+    return gradients.steps[0]
+
+
+def assert_close_gradients(ours: dict, theirs: dict, share: float) -> None:
+    """Equal up to a share of each parameter's gradient norm."""
+    assert ours.keys() == theirs.keys()
+    assert any(gradient.abs().max() > 1e-3 for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        difference = (ours[name] - gradient).norm() / gradient.norm().clamp_min(1e-6)
+        assert difference <= share, f"{name} differs by {difference:.1e} of its gradient's norm"
+
+
+# ---------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns(tmp_path, kind):
+    trainer = make_trainer(tmp_path, kind, data=make_data(4), max_steps=25, num_anchors=100)
+    trainer.train()
+    losses = logged(trainer, "loss")
+    assert len(losses) == 25
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
+def test_terms_are_logged_and_add_up_to_the_loss(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        parts = 0.1 * entry["cross_entropy"] + 0.9 * entry["l1"] + 1.0 * entry["confidence"]
+        assert parts == pytest.approx(entry["loss"], rel=1e-3)
+        # The mean overlap of two distributions is one minus half their distance.
+        assert entry["acceptance"] == pytest.approx(1 - entry["l1"] / 2, abs=1e-4)
+
+
+def test_terms_that_are_not_computed_are_not_logged(tmp_path):
+    trainer = make_trainer(tmp_path, "dflash", max_steps=1)
+    trainer.train()
+    assert logged(trainer, "cross_entropy")
+    assert not logged(trainer, "acceptance") and not logged(trainer, "confidence")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_is_the_loss_per_supervised_draft(tmp_path, kind):
+    """So it compares with the training loss, which counts only what is supervised."""
+    data = make_data(4)
+    alone = make_trainer(tmp_path, kind, eval_data=data.select([1]), per_device_eval_batch_size=1)
+    expected = alone.evaluate()["eval_loss"]
+    assert expected > 0
+    trainer = make_trainer(tmp_path, kind, data=data.select([1]), max_steps=1, learning_rate=0.0)
+    trainer.train()
+    assert logged(trainer, "loss")[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_chat_is_trained_with_the_tokenizer_alone(tmp_path, tiny_tokenizer):
+    target = make_target(vocab_size=len(tiny_tokenizer))
+    chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is four."}]
+    trainer = DraftTrainer(
+        model=DSparkDrafter.from_target(target, tokenizer=tiny_tokenizer, markov_rank=8),
+        target_model=target,
+        args=DraftConfig(output_dir=str(tmp_path), max_steps=1, report_to=[], save_strategy="no", disable_tqdm=True),
+        train_dataset=Dataset.from_list([{"messages": chat}] * 2),
+        processing_class=tiny_tokenizer,
+    )
+    assert trainer.train().training_loss > 0
+
+
+# ---------------------------------------------------------------------- splits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_split_into_micro_batches_trains_the_same(tmp_path, kind):
+    """Rows of different length and supervision weigh as in one batch."""
+    rows = make_data(4).to_list()
+    rows[0]["loss_mask"] = [0] * (len(rows[0]["loss_mask"]) - 2) + [1, 1]
+    data = Dataset.from_list(rows)
+    whole = first_gradients(tmp_path, kind=kind, data=data, per_device_train_batch_size=4)
+    split = first_gradients(
+        tmp_path, kind=kind, data=data, per_device_train_batch_size=1, gradient_accumulation_steps=4
+    )
+    assert_close_gradients(split, whole, 1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_supervision_gives_a_finite_zero_that_reaches_every_parameter(tmp_path, kind):
+    trainer = make_trainer(tmp_path, kind)
+    rows = make_data(2, unsupervised=(0, 1)).to_list()
+    batch = trainer.data_collator(rows)
+    total = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+    loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=total)
+    loss.backward()
+    assert loss.item() == 0
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.all(parameter.grad == 0), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_without_supervision_changes_nothing(tmp_path, kind):
+    trainer = make_trainer(tmp_path, kind)
+    rows = make_data(2, unsupervised=(1,)).to_list()
+    found = []
+    for batch in (trainer.data_collator(rows), trainer.data_collator(rows[:1])):
+        total = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+        found.append(trainer.compute_loss(trainer.model, batch, num_items_in_batch=total).item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] > 0
+
+
+# ---------------------------------------------------------------------- what is trained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_float32_and_norms_move_whatever_was_loaded(tmp_path, kind):
+    target = make_target()
+    make_drafter(kind, target).save_pretrained(tmp_path / "drafter")
+    drafter = AutoDrafter.from_pretrained(tmp_path / "drafter", dtype=torch.bfloat16)
+    assert drafter.dtype == torch.bfloat16
+    # So small a step would vanish in bfloat16 beside a weight of 1.
+    trainer = make_trainer(tmp_path, kind, drafter, target, learning_rate=1e-4, max_steps=3)
+    before = weights(trainer.model)
+    trainer.train()
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    norms = [name for name in before if "norm" in name]
+    assert norms
+    for name in norms:
+        assert not torch.equal(before[name], trainer.model.state_dict()[name]), f"{name} did not move"
+
+
+def test_autocast_keeps_float32_parameters_and_about_the_same_gradients(tmp_path):
+    exact = first_gradients(tmp_path)
+    cast = first_gradients(tmp_path, bf16=True, use_cpu=True)
+    assert {gradient.dtype for gradient in cast.values()} == {torch.float32}
+    assert_close_gradients(cast, exact, 0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_target_is_frozen_and_neither_optimised_nor_saved(tmp_path, kind):
+    target = make_target().train()
+    before = weights(target)
+    trainer = make_trainer(tmp_path, kind, target=target, max_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert_equal_weights(weights(target), before)
+    assert all(parameter.grad is None for parameter in target.parameters())
+    assert not target.training
+    own = {id(p) for p in trainer.model.parameters()}
+    optimised = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in optimised} == own
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == trainer.model.state_dict().keys()
+    assert not any("embed_tokens" in name or "lm_head" in name for name in saved)
+
+
+def test_an_embedding_and_head_of_the_drafters_own_stay_as_they_are(tmp_path):
+    target = make_target()
+    drafter = make_drafter("dspark", target, own_embedding=True, own_head=True)
+    trainer = make_trainer(tmp_path, drafter=drafter, target=target, max_steps=2)
+    before = weights(trainer.model)
+    assert "embed_tokens.weight" in before and "lm_head.weight" in before
+    trainer.train()
+    after = weights(trainer.model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "embed_tokens.weight" not in moved and "lm_head.weight" not in moved
+    assert moved == before.keys() - {"embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_reduced_vocabulary_keeps_its_map(tmp_path):
+    target = make_target()
+    drafter = make_drafter("dspark", target, draft_vocab_size=24, token_counts=torch.arange(64))
+    trainer = make_trainer(tmp_path, drafter=drafter, target=target, max_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = AutoDrafter.from_pretrained(tmp_path / "saved").attach(target)
+    assert loaded.draft_ids.tolist() == list(range(40, 64))
+    assert_equal_weights(weights(loaded), weights(trainer.model))
+
+
+# ---------------------------------------------------------------------- features on disk
+
+
+def count_target_forwards(target) -> list[int]:
+    calls = []
+    target.model.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stored_features_train_the_same_up_to_rounding(tmp_path, kind):
+    exact = first_gradients(tmp_path, kind=kind)
+    stored = first_gradients(tmp_path, kind=kind, feature_store=str(tmp_path / "features"))
+    assert_close_gradients(stored, exact, 0.05)
+    again = first_gradients(tmp_path, kind=kind, feature_store=str(tmp_path / "features"))
+    # Read back or just computed: the same step, or a resumed run would take another path.
+    assert_equal_weights(again, stored)
+
+
+def test_stored_features_spare_the_target_from_the_second_epoch_on(tmp_path):
+    target = make_target()
+    calls = count_target_forwards(target)
+    folder = tmp_path / "features"
+    make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=-1, num_train_epochs=3).train()
+    assert len(calls) == 2
+    assert len(list(folder.glob("*.safetensors"))) == 8 == len(list(folder.iterdir()))
+    make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=2).train()
+    assert len(calls) == 2
+
+
+def test_without_a_store_nothing_but_checkpoints_is_written(tmp_path):
+    make_trainer(tmp_path / "out", max_steps=2).train()
+    assert not any(path.suffix == ".safetensors" for path in tmp_path.rglob("*"))
+
+
+def test_a_disk_too_small_for_the_features_is_refused_before_training(tmp_path, monkeypatch):
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr(feature_store.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(OSError, match="Train without `feature_store`, or choose another folder"):
+        make_trainer(tmp_path, feature_store=str(tmp_path / "features"))
+
+
+# ---------------------------------------------------------------------- resume
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAt(TrainerCallback):
+    """Ends the run without warning, as a lost machine does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self.step:
+            raise KilledError
+
+
+@pytest.mark.parametrize(
+    "kind,save_steps,kill_at,args",
+    [
+        pytest.param("dspark", 2, 3, {}, id="dspark, in an epoch"),
+        pytest.param("dspark", 5, 8, {}, id="dspark, in the second epoch"),
+        pytest.param("dspark", 4, 4, {}, id="dspark, between epochs"),
+        pytest.param("dspark", 3, 4, {"gradient_accumulation_steps": 2}, id="dspark, accumulating"),
+        pytest.param("dspark", 3, 4, {"feature_store": True}, id="dspark, with stored features"),
+        pytest.param("dflash", 3, 5, {}, id="dflash"),
+        pytest.param("eagle3", 3, 5, {}, id="eagle3"),
+    ],
+)
+def test_a_killed_and_resumed_run_ends_in_the_same_weights(tmp_path, kind, save_steps, kill_at, args):
+    """Optimizer, schedule, order of the data, anchors and dtype go on where they were."""
+
+    def trainer(folder, **more):
+        mine = {
+            "data": make_data(15),
+            "max_steps": -1,
+            "num_train_epochs": 3,
+            "save_strategy": "steps",
+            "save_steps": save_steps,
+        }
+        mine |= args | more
+        if mine.get("feature_store"):
+            mine["feature_store"] = str(folder / "features")
+        return make_trainer(folder, kind, **mine)
+
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    with pytest.raises(KilledError):
+        trainer(tmp_path / "killed", callbacks=[KillAt(kill_at)]).train()
+    resumed = trainer(tmp_path / "killed")
+    start = weights(resumed.model)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == whole.state.global_step > kill_at
+    assert logged(resumed, "learning_rate") == logged(whole, "learning_rate")
+    assert_equal_weights(weights(resumed.model), weights(whole.model))
+    assert not all(torch.equal(start[name], value) for name, value in weights(whole.model).items())
+
+
+def test_every_epoch_draws_other_anchors_also_after_a_resume(tmp_path):
+    seen = []
+
+    def watch(trainer):
+        collate = trainer.data_collator
+        trainer.data_collator = lambda rows: (batch := collate(rows), seen.append((collate.epoch, batch)))[0]
+        return trainer
+
+    settings = {"data": make_data(4), "max_steps": -1, "num_train_epochs": 3, "num_anchors": 3}
+    settings |= {"save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(KilledError):
+        watch(make_trainer(tmp_path, callbacks=[KillAt(2)], **settings)).train()
+    watch(make_trainer(tmp_path, **settings)).train(resume_from_checkpoint=True)
+    # The killed run had begun the epoch that the resumed one begins again.
+    assert [epoch for epoch, _ in seen] == [0, 1, 2, 2]
+    draws = [batch["anchors"][batch["input_ids"][:, 4].argmax()].tolist() for _, batch in seen]
+    assert draws[2] == draws[3]
+    assert draws[0] != draws[1] != draws[2] != draws[0]
+
+
+def test_a_checkpoint_is_a_complete_drafter(tmp_path):
+    target = make_target()
+    trainer = make_trainer(tmp_path, target=target, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    loaded = DSparkDrafter.from_pretrained(tmp_path / "checkpoint-2").attach(target)
+    assert_equal_weights(weights(loaded), weights(trainer.model))
+    prompt = torch.tensor([[5, 6, 7]])
+    drafted = target.generate(prompt, assistant_model=loaded, max_new_tokens=12, do_sample=False)
+    assert torch.equal(drafted, target.generate(prompt, max_new_tokens=12, do_sample=False))
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_only_drafters_are_trained(tmp_path):
+    target = make_target()
+    with pytest.raises(TypeError, match=r"must be the drafter to train, not a LlamaForCausalLM.*`target_model`"):
+        make_trainer(tmp_path, drafter=target, target=target)
+
+
+def test_a_drafter_is_no_target(tmp_path):
+    target = make_target()
+    with pytest.raises(TypeError, match="The target is itself a drafter"):
+        make_trainer(tmp_path, target=make_drafter("dspark", target), drafter=make_drafter("dspark", target))
+
+
+@pytest.mark.parametrize(
+    "overrides,what",
+    [
+        ({"hidden_size": 48}, "hidden size 32, this one has 48"),
+        ({"vocab_size": 80}, "vocabulary size 64, this one has 80"),
+        ({"num_hidden_layers": 5}, "number of layers 4, this one has 5"),
+    ],
+)
+def test_a_target_of_another_shape_is_refused(tmp_path, overrides, what):
+    drafter = make_drafter("dspark", make_target())
+    with pytest.raises(ValueError, match=f"don't belong together.*{what}"):
+        make_trainer(tmp_path, drafter=drafter, target=make_target(**overrides))
+
+
+def test_data_without_supervision_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to learn"):
+        make_trainer(tmp_path, data=make_data(2, unsupervised=(0, 1)))
