@@ -503,9 +503,10 @@ def test_failed_call_leaves_the_drafter_usable(target, drafter):
 
 @pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("drafter_dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_dtypes_meet(target_dtype, drafter_dtype, caplog):
-    target = make_target("llama", 3).to(target_dtype)
-    drafter = Eagle3Drafter.from_target(target).to(drafter_dtype)
+def test_dtypes_meet(target_dtype, drafter_dtype, caplog, tmp_path):
+    target = make_target("llama", 3)
+    Eagle3Drafter.from_target(target).save_pretrained(tmp_path)
+    target, drafter = target.to(target_dtype), Eagle3Drafter.from_pretrained(tmp_path, dtype=drafter_dtype)
     logging.Logger.warning_once.cache_clear()
     run = speculate(target, drafter, max_new_tokens=6)
     assert run.sequences.shape[1] == len(PROMPT) + 6

@@ -26,9 +26,7 @@ def generate(model, **arguments):
 '''
 
 
-def write_custom_generate(
-    folder: str | os.PathLike, name_or_path: str | None = None, revision: str = "main"
-) -> Path:
+def write_custom_generate(folder: str | os.PathLike, name_or_path: str | None = None, revision: str = "main") -> Path:
     """
     Writes `custom_generate/generate.py` into a drafter's folder.
 

@@ -91,11 +91,28 @@ def _tokenize_chat(messages: list[dict[str, Any]], first: int, tokenizer: PreTra
 
 def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
     """
-    A `datasets.Dataset` (or iterable one) of `input_ids` and `loss_mask`, cut at `max_length`.
+    A dataset of `input_ids` and `loss_mask`, cut at `max_length`.
+
+    Args:
+        dataset (`datasets.Dataset`, iterable dataset, `list` or `dict`):
+            Examples as in [`tokenize_example`]; a `dict` of several datasets is prepared one by one, `None` stays.
+        tokenizer (`PreTrainedTokenizerBase`): The target's.
+        max_length (`int`): Tokens kept of an example.
 
     Raises:
+        TypeError: If it is no dataset.
         ValueError: If no token of the dataset is supervised.
     """
+    if dataset is None:
+        return None
+    if isinstance(dataset, dict) and not hasattr(dataset, "map"):
+        return {name: prepare_dataset(part, tokenizer, max_length) for name, part in dataset.items()}
+    if isinstance(dataset, list):
+        from datasets import Dataset
+
+        dataset = Dataset.from_list(dataset)
+    if not hasattr(dataset, "map"):
+        raise TypeError(f"Examples come as a `datasets.Dataset` or a list of dicts, not as {type(dataset).__name__}.")
 
     def tokenize(example: dict[str, Any]) -> dict[str, list[int]]:
         input_ids, loss_mask = tokenize_example(example, tokenizer)

@@ -99,7 +99,8 @@ class DraftTrainer(Trainer):
             model = model.float()
         model.attach(self.target_model)
         freeze_borrowed(model)
-        prepare = lambda data: None if data is None else prepare_dataset(data, processing_class, args.max_length)  # noqa: E731
+        if args.dataloader_persistent_workers:
+            raise ValueError("`dataloader_persistent_workers` would draw the same anchors every epoch; turn it off.")
         collator = kwargs.pop("data_collator", None) or DraftCollator(
             pad_token_id=(processing_class.pad_token_id if processing_class is not None else None) or 0,
             num_anchors=args.num_anchors,
@@ -113,14 +114,18 @@ class DraftTrainer(Trainer):
             model=model,
             args=args,
             data_collator=collator,
-            train_dataset=prepare(train_dataset),
-            eval_dataset=prepare(eval_dataset),
+            train_dataset=prepare_dataset(train_dataset, processing_class, args.max_length),
+            eval_dataset=prepare_dataset(eval_dataset, processing_class, args.max_length),
             processing_class=processing_class,
             **kwargs,
         )
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        sized = [data for data in (self.train_dataset, *evaluated) if hasattr(data, "__len__")]
         if self.feature_store is not None:
-            sized = [data for data in (self.train_dataset, self.eval_dataset) if hasattr(data, "__len__")]
             self.feature_store.check_disk(ids for data in sized for ids in data["input_ids"])
+        if hasattr(self.train_dataset, "__len__"):
+            longest = max(map(len, self.train_dataset["input_ids"]))
+            model.config.max_trained_length = max(longest, model.config.max_trained_length or 0)
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
@@ -197,6 +202,14 @@ class DraftTrainer(Trainer):
         loss = outputs.loss * (self.accelerator.num_processes if model.training else 1)
         return (loss, outputs) if return_outputs else loss
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in [`~transformers.Trainer`], with the same anchors every time."""
+        epoch, self.data_collator.epoch = self.data_collator.epoch, 0
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            self.data_collator.epoch = epoch
+
     def prediction_step(
         self,
         model: torch.nn.Module,
@@ -212,10 +225,11 @@ class DraftTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "eval" if any(key.startswith("eval_") for key in logs) else "train"
         prefix = "eval_" if mode == "eval" else ""
-        per_update = self.args.gradient_accumulation_steps if mode == "train" else 1
+        # In training each value is a share of the whole update's, accumulated and over all processes.
+        shares = self.args.gradient_accumulation_steps * self.accelerator.num_processes if mode == "train" else 1
         for name, values in self._terms[mode].items():
             if values and values[0].dim() == 0:
-                logs[prefix + name] = float(torch.stack(values).mean()) * per_update
+                logs[prefix + name] = float(self.accelerator.reduce(torch.stack(values).mean(), "mean")) * shares
         self._terms[mode].clear()
         super().log(logs, start_time)
 
