@@ -10,8 +10,8 @@ from hf_dspark.models.drafter import Proposal
 
 class OracleDrafter(DSparkDrafter):
     """
-    Drafts the continuation that it was told (`tell`), each token wrong with probability `1 - hit_rate`. Everything else
-    is a real drafter's: it takes in features, keeps a cache, and proposes no more than it is asked for.
+    Drafts the continuation that it was told (`tell`), each token wrong with probability `1 - hit_rate`. Everything
+    else is a real drafter's: it takes in features, keeps a cache, and proposes no more than it is asked for.
     """
 
     def tell(self, sequence: list[int], hit_rate: float, seed: int = 0) -> "OracleDrafter":

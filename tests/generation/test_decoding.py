@@ -134,7 +134,7 @@ def test_hook_is_loud_if_its_seam_has_moved(monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(GenerationMixin, "generate", lambda self, inputs=None, **kwargs: None)
-            with pytest.raises(RuntimeError, match="assistant_model.*custom_generate"):
+            with pytest.raises(RuntimeError, match=r"assistant_model.*custom_generate"):
                 auto.hook_generate()
     finally:
         auto.hook_generate()

@@ -324,6 +324,26 @@ def test_impossible_draft_is_never_accepted():
     assert p_value(counts, p) > LEAST_P
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_drafter_that_overflows_only_costs_speed(broken, everywhere):
+    """As drafters in float16 may: there is still something to draw, and what comes out is still possible."""
+    logits = torch.zeros(V)
+    logits[slice(None) if everywhere else slice(0, 2)] = broken
+    drafter = drafter_of("bad")
+    kept = drafter.fixed_logits
+    try:
+        drafter.insist_on(logits)
+        for do_sample in (True, False):
+            call = {"attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long), "do_sample": do_sample}
+            call |= {"max_new_tokens": 8, "suppress_tokens": [1, 6]}
+            new = target_of().generate(torch.tensor([PROMPT]), assistant_model=drafter, **call)[0, len(PROMPT) :]
+            assert len(new) == 8
+            assert not set(new.tolist()) & {1, 6}
+    finally:
+        drafter.insist_on(kept)
+
+
 def test_seeded_sampling_repeats():
     target, drafter, ids = target_of(), drafter_of("dspark"), torch.tensor([PROMPT])
     runs = []

@@ -54,9 +54,21 @@ def propose(drafter, length: int = 6, cache=None, **kwargs):
     return proposal, torch.stack(scores, dim=1), cache
 
 
+def assert_same(ours, theirs):
+    """The same numbers, up to how sums are rounded where weights lie elsewhere in memory."""
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
 @pytest.fixture(params=VARIANTS)
 def variant(request):
     return request.param
+
+
+@pytest.fixture
+def tiny_target(request):
+    """A target of one family; the variants take turns."""
+    turn = list(VARIANTS).index(request.getfixturevalue("variant")) if "variant" in request.fixturenames else 0
+    return make_target(("llama", "qwen3")[turn % 2])
 
 
 # ---------------------------------------------------------------------- saving and loading
@@ -86,7 +98,7 @@ def test_round_trip(variant, reduced, tiny_target, tmp_path):
         assert again.generation_config.assistant_confidence_threshold == 0.35
         again.attach(tiny_target)
         proposal, scores_again, _ = propose(again)
-        assert torch.equal(scores_again, scores)
+        assert_same(scores_again, scores)
         assert (proposal.confidences is not None) == (variant.startswith("dspark") and "bare" not in variant)
     assert type(AutoConfig.from_pretrained(tmp_path)) is type(drafter.config)
 
@@ -195,7 +207,7 @@ def test_fewer_drafts_are_a_prefix(variant, reduced, tiny_target):
     for count in range(1, drafter.num_drafts + 1):
         part, part_scores, _ = propose(drafter, num_drafts=count)
         assert torch.equal(part.tokens, whole.tokens[:, :count])
-        assert torch.equal(part_scores, scores[:, :count])
+        assert_same(part_scores, scores[:, :count])
     if reduced:
         assert set(whole.tokens.flatten().tolist()) <= set(drafter.draft_ids.tolist())
 
@@ -254,7 +266,7 @@ def test_the_message_names_the_target_it_was_made_for(tmp_path):
 def test_unattached_drafter_says_what_it_lacks(tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
     drafter = AutoDrafter.from_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="borrows its token embedding.*`drafter.attach"):
+    with pytest.raises(RuntimeError, match=r"borrows its token embedding.*`drafter.attach"):
         propose(drafter)
 
 
@@ -289,7 +301,8 @@ def test_equal_copies_are_dropped(variant, tiny_target, tmp_path):
     drafter.save_pretrained(tmp_path / "attached")
     stored = load_file(tmp_path / "attached" / "model.safetensors")
     assert not {"lm_head.weight", "embed_tokens.weight"} & set(stored)
-    assert torch.equal(propose(AutoDrafter.from_pretrained(tmp_path / "attached").attach(tiny_target))[1], propose(drafter)[1])
+    again = AutoDrafter.from_pretrained(tmp_path / "attached").attach(tiny_target)
+    assert_same(propose(again)[1], propose(drafter)[1])
 
 
 def test_equality_is_judged_in_the_targets_type(tiny_target, tmp_path):
@@ -311,7 +324,7 @@ def test_different_copies_are_kept(variant, part, tiny_target, tmp_path):
     assert torch.equal(stored[f"{changed}.weight"], before)
     assert f"{equal}.weight" not in stored
     again = AutoDrafter.from_pretrained(tmp_path / "b").attach(tiny_target)
-    assert torch.equal(propose(again)[1], propose(drafter)[1])
+    assert_same(propose(again)[1], propose(drafter)[1])
 
 
 def test_attaching_leaves_no_trace_of_the_target(variant, tiny_target):
@@ -330,7 +343,7 @@ def test_folder_without_weights(tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     for load in (DSparkDrafter, AutoDrafter):
-        with pytest.raises(OSError, match="no file named.*model.safetensors"):
+        with pytest.raises(OSError, match=r"no file named.*model.safetensors"):
             load.from_pretrained(tmp_path)
 
 
@@ -345,14 +358,14 @@ def rewrite(folder, change):
     [
         (lambda w: w.pop("fc.weight"), r"missing keys \['fc.weight'\]"),
         (lambda w: w.update({"tree_head.weight": torch.zeros(2)}), r"unknown keys \['tree_head.weight'\]"),
-        (lambda w: w.update({"norm.weight": torch.zeros(5)}), "norm.weight"),
+        (lambda w: w.update({"norm.weight": torch.zeros(5)}), r"misshapen keys .*norm.weight"),
     ],
 )
 def test_keys_that_do_not_fit(change, message, tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
     rewrite(tmp_path, change)
     for load in (DSparkDrafter, AutoDrafter, AutoModel):
-        with pytest.raises((ValueError, RuntimeError), match=message):
+        with pytest.raises(ValueError, match=message):
             load.from_pretrained(tmp_path)
 
 
@@ -396,7 +409,7 @@ def test_conventions_are_never_guessed(missing, tiny_target, tmp_path):
 
 def test_loaded_as_another_kind(tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="checkpoint of the type 'dspark', not 'eagle3'.*AutoDrafter"):
+    with pytest.raises(ValueError, match=r"checkpoint of the type 'dspark', not 'eagle3'.*AutoDrafter"):
         Eagle3Drafter.from_pretrained(tmp_path)
 
 
@@ -416,5 +429,5 @@ def test_a_language_model_is_no_drafter(tiny_target, tmp_path):
 
 
 def test_auto_drafter_is_not_instantiated():
-    with pytest.raises(TypeError, match="AutoDrafter.from_pretrained"):
+    with pytest.raises(TypeError, match=r"AutoDrafter.from_pretrained"):
         AutoDrafter()

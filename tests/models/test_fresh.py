@@ -1,5 +1,7 @@
 """Fresh drafters: defaults scaled to the target, and weights that begin where the target ends."""
 
+import itertools
+
 import pytest
 import torch
 from conftest import make_target, make_tokenizer
@@ -28,7 +30,7 @@ def test_feature_layers_are_spread_and_never_the_last(layers):
     assert ids[-1] < max(layers - 1, 1)
     if layers >= 9:
         assert len(ids) == 5
-        steps = [b - a for a, b in zip(ids, ids[1:])]
+        steps = [b - a for a, b in itertools.pairwise(ids)]
         assert max(steps) - min(steps) <= 1
 
 
@@ -160,7 +162,7 @@ def test_mask_token_given_wins():
 
 def test_no_mask_token():
     target = make_target("llama")
-    with pytest.raises(ValueError, match="No `mask_token_id` given and no `tokenizer=` .*Pass `mask_token_id=`"):
+    with pytest.raises(ValueError, match=r"No `mask_token_id` given and no `tokenizer=` .*Pass `mask_token_id=`"):
         DSparkDrafter.from_target(target)
 
     class Bare:
@@ -172,7 +174,7 @@ def test_no_mask_token():
         def get_added_vocab(self):
             return {"<|im_start|>": 5}
 
-    with pytest.raises(ValueError, match="no unused or reserved token. Pass `mask_token_id=`"):
+    with pytest.raises(ValueError, match=r"no unused or reserved token. Pass `mask_token_id=`"):
         DSparkDrafter.from_target(target, tokenizer=Bare())
 
 

@@ -73,8 +73,16 @@ def drafter_type(name_or_path: Any, **location: Any) -> str:
 
 
 def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint's config.json."""
-    with open(cached_file(name_or_path, "config.json", **location), encoding="utf-8") as file:
+    """
+    The checkpoint's config.json.
+
+    Raises:
+        OSError: If there is none.
+    """
+    path = cached_file(name_or_path, "config.json", **location)
+    if path is None:
+        raise OSError(f"{name_or_path} has no config.json: it is no checkpoint.")
+    with open(path, encoding="utf-8") as file:
         return json.load(file)
 
 

@@ -183,7 +183,7 @@ class _Run:
         features = concatenate_features(outputs.hidden_states, self.layers)
         mask = self.model_kwargs.get("attention_mask")
         prompt = self.input_ids
-        if mask is not None:
+        if mask is not None and bool(mask.any()):
             # Padding is no context: the drafter counts positions from the first real token.
             real = mask[0].bool()
             features, prompt = features[:, real], prompt[:, real]

@@ -136,11 +136,14 @@ class DraftDraw:
 
     def __call__(self, scores: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         prefix = torch.cat([self.prefix, drafted.to(self.prefix.device)], dim=1)
-        processed = self.processors(prefix, scores.clone())
+        processed = self.processors(prefix, scores.clone()).float()
+        # A drafter in float16 may overflow; what it drafts then is poor, but there must be something to draw from.
+        largest = torch.finfo(processed.dtype).max
+        processed = processed.nan_to_num(nan=float("-inf"), posinf=largest, neginf=float("-inf"))
         if not bool(torch.isfinite(processed).any()):
             # Everything that can be drafted is ruled out; any draft will do, it will be rejected.
-            processed = scores
+            processed = torch.zeros_like(processed)
         if not self.do_sample:
             return processed.argmax(-1), None
-        q = torch.softmax(processed.float(), dim=-1)
+        q = torch.softmax(processed, dim=-1)
         return torch.multinomial(q, 1)[:, 0], q

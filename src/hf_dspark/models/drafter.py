@@ -350,6 +350,8 @@ class Drafter(PreTrainedModel):
         from ..checkpoints import read_checkpoint
 
         want_info = kwargs.pop("output_loading_info", False)
+        # Refused below by name, like every key that does not fit.
+        kwargs["ignore_mismatched_sizes"] = True
         foreign = None
         if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
             foreign = read_checkpoint(pretrained_model_name_or_path, cls, kwargs)
@@ -366,7 +368,7 @@ class Drafter(PreTrainedModel):
             )
         refuse_incomplete(str(pretrained_model_name_or_path), info)
         model.check_weights()
-        if foreign is None:
+        if pretrained_model_name_or_path is not None:
             model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
         return (model, info) if want_info else model
 
