@@ -5,11 +5,12 @@ training forward, and greedy decodes round by round.
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
@@ -114,19 +115,51 @@ def test_class_and_conventions_are_recognised(case, drafter):
     assert type(drafter) is kind[method]
     config = drafter.config
     assert config.source_format == FORMATS[case.split("_")[0]]
-    assert config.num_target_layers == 6 if method != "eagle3" else config.num_target_layers
-    # Everything was said, but for EAGLE-3's layers and its authors' rotary base.
+    # Everything else was said.
     assumed = set(config.assumed)
-    if case == "eagle3_official":
-        assert assumed == {"target_layer_ids", "rope_theta"}
-    else:
-        assert assumed == ({"target_layer_ids"} if case.startswith("specforge_eagle3") else set())
+    expected = {"target_layer_ids"} if case.startswith(("eagle3", "specforge_eagle3")) else set()
+    expected |= {"rope_theta"} if case == "eagle3_official" else set()
+    expected |= {"sliding_causal"} if case in (WINDOWED, "specforge_dflash_swa_training") else set()
+    assert assumed == expected
     # Copies of the target's embedding and head are gone; what was trained or is of another size stays.
     assert drafter.embed_tokens is None or not torch.equal(
         drafter.embed_tokens.weight, drafter._target.embedding.weight
     )
     if case == "speculators_eagle3":
         assert config.own_head
+
+
+@pytest.mark.parametrize("case", [*EAGLE, *BLOCK, *TRAINING_ONLY])
+def test_saved_in_our_format_it_is_the_same(case, folder, tmp_path):
+    """Never attached, so that nothing has come from a target yet."""
+    drafter = AutoDrafter.from_pretrained(folder / "drafter")
+    drafter.save_pretrained(tmp_path)
+    again = type(drafter).from_pretrained(tmp_path)
+    ours, theirs = again.state_dict(), drafter.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ignored = ("architectures", "dtype", "transformers_version", "_name_or_path")
+    first, second = drafter.config.to_dict(), again.config.to_dict()
+    assert {k: v for k, v in first.items() if k not in ignored} == {k: v for k, v in second.items() if k not in ignored}
+
+
+@pytest.mark.parametrize("case", ["eagle3_official"])
+@pytest.mark.parametrize("layout", ["safetensors", "shards", "pickled_shards"])
+def test_eagle3_in_every_file_layout(case, folder, tmp_path, layout):
+    drafter, tensors = AutoDrafter.from_pretrained(folder / "drafter"), None
+    source = folder / "drafter_safetensors"
+    if layout != "safetensors":
+        tensors, source = load_file(source / "model.safetensors"), tmp_path
+        shutil.copy(folder / "drafter" / "config.json", tmp_path)
+        stem, suffix = ("pytorch_model", ".bin") if layout == "pickled_shards" else ("model", ".safetensors")
+        weight_map = {}
+        for i, keys in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+            name = f"{stem}-0000{i + 1}-of-00002{suffix}"
+            weight_map |= dict.fromkeys(keys, name)
+            (torch.save if suffix == ".bin" else save_file)({k: tensors[k] for k in keys}, tmp_path / name)
+        (tmp_path / f"{stem}{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    again = AutoDrafter.from_pretrained(source)
+    assert all(torch.equal(again.state_dict()[key], tensor) for key, tensor in drafter.state_dict().items())
 
 
 @pytest.mark.parametrize("case", BLOCK)

@@ -46,16 +46,16 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
     _require_class(name_or_path, model_type, drafter_class)
     config_class = drafter_class.config_class
     if reader is None:
-        with _naming(name_or_path, CONFIG_NAME):
+        with naming(name_or_path, CONFIG_NAME):
             overridden = {k: v for k, v in kwargs.items() if hasattr(config_class, k)}
             config_class.from_dict(raw | overridden).require_complete()
         check_weights(name_or_path, location)
         return None
     state_dict = read_weights(name_or_path, location)
-    with _naming(name_or_path, CONFIG_NAME):
+    with naming(name_or_path, CONFIG_NAME):
         config = config_class(**reader.read_config(raw, state_dict.keys()))
         config.require_complete()
-    with _naming(name_or_path, "weights"):
+    with naming(name_or_path, "weights"):
         return config, reader.read_weights(state_dict, config)
 
 
@@ -68,7 +68,7 @@ def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType 
     """The drafter's type, and who reads it: `None` for ourselves."""
     if raw.get("model_type") in NATIVE:
         return raw["model_type"], None
-    with _naming(name_or_path, CONFIG_NAME):
+    with naming(name_or_path, CONFIG_NAME):
         for reader in FORMATS:
             model_type = reader.recognise(raw)
             if model_type is not None:
@@ -80,7 +80,7 @@ def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType 
 
 
 @contextmanager
-def _naming(name_or_path: Any, part: str) -> Iterator[None]:
+def naming(name_or_path: Any, part: str) -> Iterator[None]:
     """Says in which checkpoint, and where in it, something is wrong."""
     try:
         yield

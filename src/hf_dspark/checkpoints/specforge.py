@@ -1,6 +1,7 @@
 """
-Checkpoints of sgl-project/SpecForge. DFlash and DSpark follow z-lab's layout, DSpark with its heads described in
-`dflash_config` and all slots of a block proposing. EAGLE-3 carries its own embedding and a reduced LM head.
+Checkpoints of sgl-project/SpecForge. DFlash and DSpark follow z-lab's layout, but their sliding layers are causal inside
+a block; DSpark has its heads described in `dflash_config`, and all slots of a block propose. EAGLE-3 carries its own
+embedding and a reduced LM head.
 """
 
 from collections.abc import Collection
@@ -42,7 +43,7 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     refuse_convention(nested, "attention_mode", "gqa")
     refuse_convention(config, "sample_from_anchor", kind == "dspark")
     refuse_convention(config, "draft_vocab_size", config.get("vocab_size"))
-    fields = zlab.block_fields(config, keys, drop=("draft_vocab_size",))
+    fields = zlab.block_fields(config, keys, sliding_causal=True)
     heads = {name: nested[name] for name in HEADS if name in nested}
     return fields | heads | {"sample_from_anchor": kind == "dspark", "source_format": "specforge"}
 

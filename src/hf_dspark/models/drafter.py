@@ -349,9 +349,11 @@ class Drafter(PreTrainedModel):
             ValueError: If weights are missing or unknown, or the checkpoint is of another kind of drafter.
             OSError: If there are no weights.
         """
-        from ..checkpoints import read_checkpoint
+        from ..checkpoints import naming, read_checkpoint
 
         want_info = kwargs.pop("output_loading_info", False)
+        # Refused below, by name.
+        kwargs["ignore_mismatched_sizes"] = True
         foreign = None
         if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
             foreign = read_checkpoint(pretrained_model_name_or_path, cls, kwargs)
@@ -367,7 +369,8 @@ class Drafter(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         refuse_incomplete(str(pretrained_model_name_or_path), info)
-        model.check_weights()
+        with naming(pretrained_model_name_or_path, "weights"):
+            model.check_weights()
         if foreign is None:
             model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
         return (model, info) if want_info else model
@@ -466,9 +469,12 @@ def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
         ValueError: Naming the keys.
     """
     problems = []
-    for kind, label in (("missing_keys", "missing"), ("unexpected_keys", "unknown"), ("mismatched_keys", "misshapen")):
+    for kind, label in (("missing_keys", "missing"), ("unexpected_keys", "unknown")):
         if info.get(kind):
             problems.append(f"{label} keys {sorted(str(k) for k in info[kind])}")
+    if info.get("mismatched_keys"):
+        shapes = (f"{key} {tuple(stored)} instead of {tuple(ours)}" for key, stored, ours in info["mismatched_keys"])
+        problems.append(f"misshapen {', '.join(sorted(shapes))}")
     if problems:
         raise ValueError(
             f"The drafter checkpoint {name} doesn't fit its config.json: {'; '.join(problems)}. Loading it would "
