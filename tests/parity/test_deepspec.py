@@ -1,6 +1,6 @@
 """
-DeepSpec checkpoints compute here what they compute there: recorded tensors of inference and training, and greedy decodes
-round by round. Four small cases travel with the repository (`data/`); the others are used where they are at hand.
+DeepSpec checkpoints compute here what they compute there: recorded tensors of inference and training, and greedy
+decodes round by round. Four small cases travel with the repository (`data/`); the others are used where they are at hand.
 """
 
 import json
@@ -16,7 +16,7 @@ from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
 
 
 HERE = Path(__file__).resolve().parent / "data"
-SHARED = Path(os.environ.get("HF_DSPARK_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "golden" / "deepspec"
+SHARED = Path(os.environ.get("HF_DSPARK_SHARED", Path(__file__).resolve().parents[3] / "shared"), "golden", "deepspec")
 LOCAL = ("qwen3_dspark_vanilla", "qwen3_dspark_rnn", "qwen3_dflash", "qwen3_eagle3")
 OTHERS = ("qwen3_dspark_conf_nomarkov", "qwen3_dspark_gated", "qwen3_dspark_noconf", "qwen3_dspark_ownhead")
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no further recorded cases in {SHARED}")

@@ -49,7 +49,8 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
         with naming(name_or_path, CONFIG_NAME):
             overridden = {k: v for k, v in kwargs.items() if hasattr(config_class, k)}
             config_class.from_dict(raw | overridden).require_complete()
-        check_weights(name_or_path, location)
+        if kwargs.get("variant") is None:
+            check_weights(name_or_path, location)
         return None
     state_dict = read_weights(name_or_path, location)
     with naming(name_or_path, CONFIG_NAME):

@@ -1,7 +1,7 @@
 """
-Checkpoints of sgl-project/SpecForge. DFlash and DSpark follow z-lab's layout, but their sliding layers are causal inside
-a block; DSpark has its heads described in `dflash_config`, and all slots of a block propose. EAGLE-3 carries its own
-embedding and a reduced LM head.
+Checkpoints of sgl-project/SpecForge. DFlash and DSpark follow z-lab's layout, but their sliding layers are causal
+inside a block; DSpark has its heads described in `dflash_config`, and all slots of a block propose. EAGLE-3 carries
+its own embedding and a reduced LM head.
 """
 
 from collections.abc import Collection

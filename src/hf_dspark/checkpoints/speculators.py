@@ -18,7 +18,6 @@ COMMON = {
     "auto_map",
     "draft_vocab_size",
     "dtype",
-    "has_no_defaults_at_init",
     "model_type",
     "speculators_config",
     "speculators_model_type",
@@ -30,7 +29,15 @@ COMMON = {
     "transformers_version",
 }
 # What only training looks at.
-TRAINING = {"embed_requires_grad", "max_anchors", "num_anchors"}
+TRAINING = {
+    "ce_loss_alpha",
+    "confidence_head_alpha",
+    "embed_requires_grad",
+    "l1_loss_alpha",
+    "loss_decay_gamma",
+    "max_anchors",
+    "num_anchors",
+}
 BLOCK = {
     "aux_hidden_state_layer_ids",
     "block_size",
