@@ -125,3 +125,14 @@ def test_own_or_borrowed_is_decided_by_the_stored_keys():
 def test_a_draft_vocabulary_of_the_whole_size_is_none():
     assert read({**EAGLE, "draft_vocab_size": 64})[1].draft_vocab_size is None
     assert read(EAGLE)[1].draft_vocab_size == 16
+
+
+@pytest.mark.parametrize("norm", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
+def test_variants_of_eagle3_that_its_authors_never_wrote_are_refused(norm):
+    with pytest.raises(ValueError, match=norm):
+        read({**EAGLE, norm: True})
+
+
+def test_a_quantization_copied_from_the_target_is_left_out():
+    _, ours = read({**ZLAB, "dflash_config": BLOCK, "quantization_config": {"quant_method": "fp8"}})
+    assert not hasattr(ours.text_config, "quantization_config")

@@ -1,6 +1,7 @@
 """
 DeepSpec checkpoints compute here what they compute there: recorded tensors of inference and training, and greedy
-decodes round by round. Four small cases travel with the repository (`data/`); the others are used where they are at hand.
+decodes round by round. Four small cases travel with the repository (`data/`); the others are used where they are at
+hand.
 """
 
 import json

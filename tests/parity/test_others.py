@@ -253,3 +253,16 @@ def test_eagle3_training_logits(case, folder, drafter):
         # Rows whose tokens lie beyond the end are filled differently.
         rows = of["logits"].shape[2] - 1 - k
         assert_close(logits[:, :rows], of["logits"][k, :, :rows], f"logits of step {k}")
+
+
+@pytest.mark.parametrize("case", [*EAGLE, *BLOCK_TRAINING])
+def test_they_can_be_trained_further(case, folder, drafter):
+    of = load_file(folder / "training.safetensors")
+    ids, features = of["input_ids"], of["hidden_states"]
+    last_hidden = features[..., : drafter.config.target_hidden_size]
+    blocks = {} if case in EAGLE else {"anchors": of["anchor_positions"]}
+    drafter(ids, features, last_hidden, **blocks).loss.backward()
+    frozen = {"embed_tokens.weight", "lm_head.weight"}
+    without = [name for name, p in drafter.named_parameters() if name not in frozen and p.grad is None]
+    assert without == []
+    assert all(p.grad.isfinite().all() for p in drafter.parameters() if p.grad is not None)

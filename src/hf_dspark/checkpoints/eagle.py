@@ -7,10 +7,20 @@ from collections.abc import Collection
 from typing import Any
 
 from ..models.configuration_drafter import EAGLE3_LAYERS
-from .fields import architecture, borrowed_or_own, reduced_size, stored_dtype, transformer, vocabulary_map
+from .fields import (
+    architecture,
+    borrowed_or_own,
+    reduced_size,
+    refuse_convention,
+    stored_dtype,
+    transformer,
+    vocabulary_map,
+)
 
 
 DRAFTER_FIELDS = {"draft_vocab_size", "eagle_config", "num_target_layers", "target_hidden_size"}
+# What variants of the method do, and this format never.
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def recognise(config: dict[str, Any]) -> str | None:
@@ -21,6 +31,8 @@ def recognise(config: dict[str, Any]) -> str | None:
 
 def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Our config fields for their config.json."""
+    for name in NORMS:
+        refuse_convention(config, name, False)
     assumed: dict[str, str] = {}
     text = transformer(config, assumed, DRAFTER_FIELDS)
     return borrowed_or_own(keys) | {

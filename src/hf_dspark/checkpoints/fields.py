@@ -7,7 +7,15 @@ import torch
 
 
 # Of a config.json, what describes its file rather than the transformer.
-BOOKKEEPING = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"}
+BOOKKEEPING = {
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "quantization_config",  # often copied from the target; quantized weights themselves have keys that we refuse
+    "torch_dtype",
+    "transformers_version",
+}
 
 
 def architecture(config: dict[str, Any]) -> str | None:
@@ -94,6 +102,7 @@ def borrowed_or_own(keys: Collection[str]) -> dict[str, bool]:
 
 
 def stored_dtype(config: dict[str, Any]) -> str | None:
+    """The type that the weights are stored in, by its new or its old name."""
     return config.get("dtype", config.get("torch_dtype"))
 
 

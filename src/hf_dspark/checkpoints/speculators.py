@@ -12,7 +12,6 @@ from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, sto
 
 
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 COMMON = {
     "architectures",
     "auto_map",
@@ -46,7 +45,7 @@ BLOCK = {
     "sliding_window_non_causal",
 }
 KNOWN = {
-    "eagle3": {*COMMON, *TRAINING, *NORMS, "eagle_aux_hidden_state_layer_ids"},
+    "eagle3": {*COMMON, *TRAINING, *eagle.NORMS, "eagle_aux_hidden_state_layer_ids"},
     "dflash": {*COMMON, *TRAINING, *BLOCK},
     "dspark": {*COMMON, *TRAINING, *BLOCK, *HEADS},
 }
@@ -86,7 +85,7 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     if method == "eagle3":
         named = config.get("eagle_aux_hidden_state_layer_ids")
         layers = eagle.feature_layers(named and _ours(named), assumed)
-        return fields | {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in NORMS}
+        return fields | {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
     return fields | _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
 
 
