@@ -4,6 +4,7 @@ import pytest
 from transformers import Qwen3Config
 
 from hf_dspark.checkpoints import FORMATS
+from hf_dspark.models.blocks import Window
 from hf_dspark.models.dflash.configuration_dflash import DFlashConfig
 from hf_dspark.models.eagle3.configuration_eagle3 import Eagle3Config
 
@@ -65,8 +66,7 @@ def test_sliding_layers_are_causal_in_specforge_and_not_in_zlab(draft_vocab_size
     assert ours.source_format == ("specforge" if draft_vocab_size else "zlab")
     assert ours.sliding_causal is (draft_vocab_size is not None)
     assert "sliding_causal" in ours.assumed
-    window = ours.window(0)
-    assert (window.size, window.from_anchor, window.causal) == (9, False, ours.sliding_causal)
+    assert ours.window(0) == Window(9, from_anchor=False, causal=ours.sliding_causal)
     _, told = read({**config, "dflash_config": {**BLOCK, "is_causal": False}})
     assert told.sliding_causal is False
     assert "sliding_causal" not in told.assumed
@@ -90,6 +90,17 @@ def test_speculators_dflash_of_before_the_convention_was_named():
     _, told = read({**SPECULATORS, "sample_from_anchor": False})
     assert told.assumed == {}
     assert without_reasons(told) == without_reasons(ours)
+
+
+def test_sliding_layers_of_speculators_are_causal_unless_told():
+    sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "use_sliding_window": True}
+    config = {**SPECULATORS, "sample_from_anchor": False, "transformer_layer_config": TRANSFORMER | sliding}
+    _, ours = read(config)
+    assert ours.window(0) == Window(9, from_anchor=True, causal=True)
+    assert set(ours.assumed) == {"sliding_causal"}
+    _, told = read({**config, "sliding_window_non_causal": True})
+    assert told.window(0) == Window(9, from_anchor=True, causal=False)
+    assert told.assumed == {}
 
 
 def test_speculators_layer_ids_are_one_higher():

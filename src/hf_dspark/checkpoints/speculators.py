@@ -1,7 +1,8 @@
 """
 Checkpoints of vllm-project/speculators. The method is named in `speculators_model_type`, the transformer stands in
 `transformer_layer_config`, and layer ids are one higher than ours, being indices into `hidden_states`. Positions of
-EAGLE-3 begin at 1 there; rotary attention sees only differences, so it makes none.
+EAGLE-3 begin at 1 there; rotary attention sees only differences, so it makes none. Windows are those of its training:
+counted from the anchor.
 """
 
 from collections.abc import Collection
@@ -98,6 +99,8 @@ def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, 
         "window_from_anchor": True,
         "sliding_causal": not config.get("sliding_window_non_causal"),
     }
+    if config.get("sliding_window_non_causal") is None and _slides(config):
+        assumed["sliding_causal"] = "True: the config doesn't say, and this is its project's default"
     drafts = fields["block_size"] - (not fields["sample_from_anchor"])
     for proposal in (config.get("speculators_config") or {}).get("proposal_methods") or []:
         if proposal.get("speculative_tokens", 0) > drafts:
@@ -114,6 +117,10 @@ def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool
         assumed["sample_from_anchor"] = "False: DFlash configs of speculators did not always have the field"
         return False
     return required("sample_from_anchor", config)
+
+
+def _slides(config: dict[str, Any]) -> bool:
+    return "sliding_attention" in (config["transformer_layer_config"].get("layer_types") or [])
 
 
 def _ours(layer_ids: list[int]) -> list[int]:
