@@ -343,7 +343,7 @@ def test_folder_without_weights(tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     for load in (DSparkDrafter, AutoDrafter):
-        with pytest.raises(OSError, match=r"no file named.*model.safetensors"):
+        with pytest.raises(OSError, match=r"no model.safetensors"):
             load.from_pretrained(tmp_path)
 
 
@@ -358,7 +358,7 @@ def rewrite(folder, change):
     [
         (lambda w: w.pop("fc.weight"), r"missing keys \['fc.weight'\]"),
         (lambda w: w.update({"tree_head.weight": torch.zeros(2)}), r"unknown keys \['tree_head.weight'\]"),
-        (lambda w: w.update({"norm.weight": torch.zeros(5)}), r"misshapen keys .*norm.weight"),
+        (lambda w: w.update({"norm.weight": torch.zeros(5)}), r"misshapen norm.weight \(5,\)"),
     ],
 )
 def test_keys_that_do_not_fit(change, message, tiny_target, tmp_path):

@@ -1,27 +1,28 @@
 """
-Other projects' checkpoints, one file each. A format is a module with two functions:
+Other projects' checkpoints, one file each. A format is a module with three functions:
 
-- `recognise(config) -> bool`: whether a config.json (a `dict`) is of this format;
-- `read(config, state_dict) -> (model_type, config, state_dict)`: the same drafter in our terms. `config` is a `dict`
-  of fields of our config class.
+- `recognise(config) -> str | None`: our `model_type` for a config.json (a `dict`) of this format;
+- `read_config(config, keys) -> dict`: the fields of our config, given the names of the stored tensors too;
+- `read_weights(state_dict, config) -> dict`: our state dict of theirs, `config` being ours.
 
-To add a format, write its module and name it in `FORMATS`.
+What several of them share is in `fields.py`, the files themselves in `files.py`. To add a format, write its module
+and name it in `FORMATS`.
 """
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
-from safetensors import safe_open
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from huggingface_hub.errors import StrictDataclassError
 
-from . import deepspec
+from . import deepspec, eagle, specforge, speculators, transformers_dflash, zlab
+from .files import CONFIG_NAME, LOCATION, check_weights, read_config, read_weights
 
 
-FORMATS = (deepspec,)
+# The first that recognises a config reads it; SpecForge writes z-lab's layout with more in it.
+FORMATS = (speculators, deepspec, specforge, zlab, transformers_dflash, eagle)
 NATIVE = ("dspark", "dflash", "eagle3")
-# What of `from_pretrained`'s arguments says where to look.
-LOCATION = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, Any]) -> tuple[Any, dict] | None:
@@ -34,80 +35,58 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
         kwargs (`dict`): `from_pretrained`'s arguments.
 
     Returns:
-        The config and state dict, or `None` for a checkpoint in our own format.
+        The config and state dict, or `None` for a checkpoint in our own format, whose files have been checked.
 
     Raises:
-        ValueError: If the checkpoint is no drafter that we know, or one of another class.
+        ValueError: If the checkpoint is no drafter that we know, one of another class, or damaged.
     """
     location = {k: kwargs[k] for k in LOCATION if k in kwargs}
     raw = read_config(name_or_path, location)
-    model_type = raw.get("model_type")
-    if model_type in NATIVE:
-        _require_class(name_or_path, model_type, drafter_class)
-        return None
-    reader = next((f for f in FORMATS if f.recognise(raw)), None)
-    if reader is None:
-        raise ValueError(
-            f"{name_or_path} is no drafter checkpoint that hf-dspark knows: model_type {model_type!r}, architectures "
-            f"{raw.get('architectures')}. If it is a language model, pass it as the target instead."
-        )
-    model_type, fields = reader.read_config(raw)
+    model_type, reader = _recognise(name_or_path, raw)
     _require_class(name_or_path, model_type, drafter_class)
-    config = drafter_class.config_class(**fields)
-    config.require_complete()
-    return config, reader.read_weights(read_weights(name_or_path, location))
+    config_class = drafter_class.config_class
+    if reader is None:
+        with naming(name_or_path, CONFIG_NAME):
+            overridden = {k: v for k, v in kwargs.items() if hasattr(config_class, k)}
+            config_class.from_dict(raw | overridden).require_complete()
+        if kwargs.get("variant") is None:
+            check_weights(name_or_path, location)
+        return None
+    state_dict = read_weights(name_or_path, location)
+    with naming(name_or_path, CONFIG_NAME):
+        config = config_class(**reader.read_config(raw, state_dict.keys()))
+        config.require_complete()
+    with naming(name_or_path, "weights"):
+        return config, reader.read_weights(state_dict, config)
 
 
 def drafter_type(name_or_path: Any, **location: Any) -> str:
     """Our `model_type` for a checkpoint in any format that we know."""
-    raw = read_config(name_or_path, location)
+    return _recognise(name_or_path, read_config(name_or_path, location))[0]
+
+
+def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType | None]:
+    """The drafter's type, and who reads it: `None` for ourselves."""
     if raw.get("model_type") in NATIVE:
-        return raw["model_type"]
-    reader = next((f for f in FORMATS if f.recognise(raw)), None)
-    if reader is None:
-        raise ValueError(
-            f"{name_or_path} is no drafter checkpoint that hf-dspark knows: model_type {raw.get('model_type')!r}, "
-            f"architectures {raw.get('architectures')}."
-        )
-    return reader.read_config(raw)[0]
+        return raw["model_type"], None
+    with naming(name_or_path, CONFIG_NAME):
+        for reader in FORMATS:
+            model_type = reader.recognise(raw)
+            if model_type is not None:
+                return model_type, reader
+    raise ValueError(
+        f"{name_or_path} is no drafter checkpoint that hf-dspark knows: model_type {raw.get('model_type')!r}, "
+        f"architectures {raw.get('architectures')}. If it is a language model, pass it as the target instead."
+    )
 
 
-def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
-    """
-    The checkpoint's config.json.
-
-    Raises:
-        OSError: If there is none.
-    """
-    path = cached_file(name_or_path, "config.json", **location)
-    if path is None:
-        raise OSError(f"{name_or_path} has no config.json: it is no checkpoint.")
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def read_weights(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
-    """
-    All tensors of a safetensors checkpoint, sharded or not. They stay memory-mapped until used.
-
-    Raises:
-        OSError: If there are no weights.
-    """
-    optional = {"_raise_exceptions_for_missing_entries": False, **location}
-    single = cached_file(name_or_path, SAFE_WEIGHTS_NAME, **optional)
-    if single is not None:
-        files = [single]
-    else:
-        index = cached_file(name_or_path, SAFE_WEIGHTS_INDEX_NAME, **optional)
-        if index is None:
-            raise OSError(f"{name_or_path} has a config.json but no {SAFE_WEIGHTS_NAME}: the weights are missing.")
-        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [cached_file(name_or_path, name, **location) for name in names]
-    tensors = {}
-    for file in files:
-        with safe_open(file, framework="pt") as shard:
-            tensors.update({key: shard.get_tensor(key) for key in shard.keys()})  # noqa: SIM118
-    return tensors
+@contextmanager
+def naming(name_or_path: Any, part: str) -> Iterator[None]:
+    """Says in which checkpoint, and where in it, something is wrong."""
+    try:
+        yield
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ValueError(f"{name_or_path} ({part}): {error}") from error
 
 
 def _require_class(name_or_path: Any, model_type: str, drafter_class: type) -> None:

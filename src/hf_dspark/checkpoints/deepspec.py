@@ -3,7 +3,10 @@ Checkpoints of deepseek-ai/DeepSpec. Their `model_type` is the target's, the dra
 and a DFlash drafter is a DSpark one without heads. They always hold copies of the target's embedding and LM head.
 """
 
+from collections.abc import Collection
 from typing import Any
+
+from .fields import architecture, refuse_convention, transformer
 
 
 BLOCK_ARCHITECTURES = {"Qwen3DSparkModel"}
@@ -11,7 +14,6 @@ EAGLE_ARCHITECTURES = {"Qwen3Eagle3Model"}
 
 # Fields of their config that describe the drafter rather than the transformer.
 DRAFTER_FIELDS = {
-    "architectures",
     "block_size",
     "confidence_head_with_markov",
     "draft_num_hidden_layers",
@@ -21,57 +23,59 @@ DRAFTER_FIELDS = {
     "mask_token_id",
     "num_anchors",
     "num_target_layers",
+    "sample_from_anchor",
     "step_loss_decay",
     "target_layer_ids",
     "target_model_name_or_path",
-    "transformers_version",
     "ttt_length",
 }
 
 
-def _architecture(config: dict[str, Any]) -> str | None:
-    return next(iter(config.get("architectures") or []), None)
+def recognise(config: dict[str, Any]) -> str | None:
+    """Our model type for a config.json of DeepSpec's."""
+    name = architecture(config)
+    if name in EAGLE_ARCHITECTURES:
+        return "eagle3"
+    if name in BLOCK_ARCHITECTURES:
+        return "dspark" if config.get("markov_rank") or config.get("enable_confidence_head") else "dflash"
+    return None
 
 
-def recognise(config: dict[str, Any]) -> bool:
-    """Whether a config.json is DeepSpec's."""
-    return _architecture(config) in BLOCK_ARCHITECTURES | EAGLE_ARCHITECTURES
-
-
-def read_config(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Our model type and config fields for their config.json."""
-    text = {k: v for k, v in config.items() if k not in DRAFTER_FIELDS}
-    text["tie_word_embeddings"] = False
+def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Our config fields for their config.json."""
+    assumed: dict[str, str] = {}
     fields = {
-        "text_config": text,
+        "text_config": transformer(config, assumed, DRAFTER_FIELDS),
         "target_layer_ids": config.get("target_layer_ids"),
         "num_target_layers": config.get("num_target_layers"),
         "target_name_or_path": config.get("target_model_name_or_path"),
         "dtype": config.get("dtype"),
         "own_embedding": True,
         "own_head": True,
+        "assumed": assumed,
         "source_format": "deepspec",
     }
-    if _architecture(config) in EAGLE_ARCHITECTURES:
-        return "eagle3", fields | _present(config, num_drafts="ttt_length", step_loss_decay="step_loss_decay")
+    kind = recognise(config)
+    if kind == "eagle3":
+        return fields | _present(config, num_drafts="ttt_length", step_loss_decay="step_loss_decay")
     # All slots of a block propose in this project; the config does not say so.
+    refuse_convention(config, "sample_from_anchor", True)
     fields |= _present(config, block_size="block_size", mask_token_id="mask_token_id") | {"sample_from_anchor": True}
-    if not config.get("markov_rank") and not config.get("enable_confidence_head"):
-        return "dflash", fields
-    fields |= _present(
+    if kind == "dflash":
+        return fields
+    return fields | _present(
         config,
         markov_rank="markov_rank",
         markov_head_type="markov_head_type",
         enable_confidence_head="enable_confidence_head",
         confidence_head_with_markov="confidence_head_with_markov",
     )
-    return "dspark", fields
 
 
 def _present(config: dict[str, Any], **names: str) -> dict[str, Any]:
     return {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
 
 
-def read_weights(state_dict: dict[str, Any]) -> dict[str, Any]:
+def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
     """Our state dict of theirs: the names are the same."""
     return state_dict

@@ -1,5 +1,7 @@
 """Training on blocks: what each slot of a block must predict, and what a block may look at."""
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -44,15 +46,43 @@ def block_supervision(
     return positions, labels, supervised
 
 
-def block_attention_mask(anchors: torch.Tensor, block_size: int, context_length: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class Window:
     """
-    Queries of a block see the context strictly before its anchor, and their own block in both directions.
+    How far the slots of a block see in a sliding layer.
+
+    Args:
+        size (`int`): A slot sees positions less than `size` before and after its own.
+        from_anchor (`bool`): Instead, all slots of a block see the `size` positions before its anchor, and each other.
+        causal (`bool`): Inside its block a slot sees none of the later slots.
+    """
+
+    size: int
+    from_anchor: bool = False
+    causal: bool = False
+
+
+def block_attention_mask(
+    anchors: torch.Tensor, block_size: int, context_length: int, window: Window | None = None
+) -> torch.Tensor:
+    """
+    Queries of a block see the context strictly before its anchor and their own block, as far as the window reaches;
+    without one all of both, in both directions.
 
     Returns:
         `torch.BoolTensor` of shape `(batch, 1, blocks * block_size, context_length + blocks * block_size)`.
     """
     batch, blocks = anchors.shape
-    context = torch.arange(context_length, device=anchors.device) < anchors[..., None]
-    own = torch.eye(blocks, dtype=torch.bool, device=anchors.device).expand(batch, -1, -1)
-    mask = torch.cat([context, own.repeat_interleave(block_size, dim=-1)], dim=-1)
-    return mask.repeat_interleave(block_size, dim=1)[:, None]
+    positions = torch.arange(context_length, device=anchors.device)
+    context = (positions < anchors[..., None])[:, :, None].expand(-1, -1, block_size, -1)
+    inside = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
+    if window is not None:
+        last_unseen = block_positions(anchors, block_size) - window.size
+        if window.from_anchor:
+            last_unseen = (anchors - window.size - 1)[..., None].expand_as(last_unseen)
+        else:
+            inside = inside.triu(1 - window.size).tril(window.size - 1)
+        context = context & (positions > last_unseen[..., None])
+        inside = inside.tril() if window.causal else inside
+    own = torch.block_diag(*[inside] * blocks).bool()
+    return torch.cat([context.flatten(1, 2), own.expand(batch, -1, -1)], dim=-1)[:, None]

@@ -6,6 +6,16 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 
+FORMAT_VERSION = 1
+# Stands for EAGLE-3's own feature layers where the depth of the target is not known yet.
+EAGLE3_LAYERS = "eagle3"
+
+
+def eagle3_layers(num_target_layers: int) -> list[int]:
+    """The layers that EAGLE-3 takes its features from: near the beginning, the middle and the end."""
+    return [1, num_target_layers // 2 - 1, num_target_layers - 4]
+
+
 class DrafterConfig(PreTrainedConfig):
     """
     Base of [`DFlashConfig`], [`DSparkConfig`] and [`Eagle3Config`]. Everything that changes a number is stored,
@@ -15,10 +25,12 @@ class DrafterConfig(PreTrainedConfig):
         text_config (`PreTrainedConfig` or `dict`, *optional*):
             The draft transformer itself, as the config class of its family (`llama` or `qwen3`);
             `text_config.num_hidden_layers` is the depth of the *drafter* and `text_config.vocab_size` the
-            vocabulary of the *target*.
-        target_layer_ids (`list[int]`, *optional*):
+            vocabulary of the *target* (0 while unknown: some formats don't say it, and `attach` fills it in).
+        target_layer_ids (`list[int]` or `str`, *optional*):
             Target layers whose outputs are the drafter's features, in the order in which they are concatenated.
             Id `i` is the output of decoder layer `i` (`hidden_states[i + 1]` in transformers), `-1` the embeddings.
+            `"eagle3"` stands for the three layers that EAGLE-3 takes from a target of any depth; `attach` puts the
+            list in its place.
         num_target_layers (`int`, *optional*):
             Number of decoder layers of the target.
         target_hidden_size (`int`, *optional*):
@@ -34,14 +46,18 @@ class DrafterConfig(PreTrainedConfig):
             The target that the drafter was made for. Information only.
         source_format (`str`, *optional*, defaults to `"hf-dspark"`):
             The checkpoint format that the drafter was read from.
+        assumed (`dict[str, str]`, *optional*):
+            What the checkpoint did not say and its format's own code takes for granted: field to value and reason.
         max_trained_length (`int`, *optional*):
             Longest sequence seen in training, in tokens. Information only.
+        format_version (`int`, *optional*, defaults to 1):
+            Version of this list of fields. A checkpoint of a newer one is refused.
     """
 
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="llama")}
 
     text_config: dict | PreTrainedConfig | None = None
-    target_layer_ids: list[int] | None = None
+    target_layer_ids: list[int] | str | None = None
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
     draft_vocab_size: int | None = None
@@ -49,7 +65,9 @@ class DrafterConfig(PreTrainedConfig):
     own_head: bool = False
     target_name_or_path: str | None = None
     source_format: str = "hf-dspark"
+    assumed: dict | None = None
     max_trained_length: int | None = None
+    format_version: int = FORMAT_VERSION
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -75,20 +93,55 @@ class DrafterConfig(PreTrainedConfig):
     def num_hidden_layers(self) -> int:
         return self.text_config.num_hidden_layers
 
+    @property
+    def num_features(self) -> int:
+        """Number of target layers that are concatenated."""
+        return 3 if self.target_layer_ids == EAGLE3_LAYERS else len(self.target_layer_ids)
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether a layer of the draft sees only a window of the context."""
+        layer_types = getattr(self.text_config, "layer_types", None)
+        return layer_types is not None and layer_types[layer] == "sliding_attention"
+
+    def complete_from(self, target: PreTrainedConfig) -> None:
+        """
+        Fills in what the checkpoint left to its target, a text config: its depth, its vocabulary, EAGLE-3's layers.
+
+        Raises:
+            ValueError: If the result names layers or tokens that the target does not have.
+        """
+        if self.num_target_layers is None:
+            self.num_target_layers = target.num_hidden_layers
+        if not self.text_config.vocab_size:
+            self.text_config.vocab_size = target.vocab_size
+        if self.target_layer_ids == EAGLE3_LAYERS:
+            self.target_layer_ids = eagle3_layers(target.num_hidden_layers)
+        self.require_complete()
+
     def require_complete(self) -> None:
         """
         Refuses a configuration from which a needed convention is missing, before any weight is read.
 
         Raises:
-            ValueError: If `target_layer_ids` is missing or names a layer that the target does not have.
+            ValueError: If it is of a newer version, if `target_layer_ids` is missing or names a layer that the target
+                does not have, or if the reduced vocabulary is larger than the whole.
         """
+        if self.format_version > FORMAT_VERSION:
+            raise ValueError(
+                f"`format_version` {self.format_version} is newer than {FORMAT_VERSION}, the newest that this "
+                "hf-dspark knows. Update hf-dspark."
+            )
+        if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"`draft_vocab_size` {self.draft_vocab_size} exceeds `vocab_size` {self.vocab_size}.")
+        if isinstance(self.target_layer_ids, str) and self.target_layer_ids != EAGLE3_LAYERS:
+            raise ValueError(f"`target_layer_ids` {self.target_layer_ids!r} is neither a list nor {EAGLE3_LAYERS!r}.")
         if not self.target_layer_ids:
             raise ValueError(
                 f"{type(self).__name__} has no `target_layer_ids`: which target layers feed the drafter can't be "
                 "guessed (a wrong guess drafts badly without any error). Add the list to the checkpoint's config.json "
                 "or pass `target_layer_ids=[...]`."
             )
-        if self.num_target_layers is not None:
+        if self.num_target_layers is not None and self.target_layer_ids != EAGLE3_LAYERS:
             # The last layer's output exists only behind the final norm in transformers.
             bad = [i for i in self.target_layer_ids if not -1 <= i < self.num_target_layers - 1]
             if bad:

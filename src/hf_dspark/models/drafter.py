@@ -106,7 +106,7 @@ class Drafter(PreTrainedModel):
         text = config.text_config
         text._attn_implementation = config._attn_implementation
         self.family = family_of(text)
-        features = len(config.target_layer_ids) * config.target_hidden_size
+        features = config.num_features * config.target_hidden_size
         self.fc = nn.Linear(features, text.hidden_size, bias=False)
         self.layers = build_layers(text)
         self.norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
@@ -137,6 +137,7 @@ class Drafter(PreTrainedModel):
             ValueError: If the two don't belong together.
         """
         check_belongs(self.config, target)
+        self.config.complete_from(target.config.get_text_config())
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
         if self._target is not None and self._target.serves(head, self):
             return self
@@ -213,8 +214,9 @@ class Drafter(PreTrainedModel):
         """Draft ids of target tokens of any shape; `-1` where a token can't be drafted."""
         if not self.config.draft_vocab_size:
             return target_tokens
-        draft = torch.cumsum(self.t2d, 0) - 1
-        return torch.where(self.t2d[target_tokens], draft[target_tokens], -1)
+        draft = torch.full_like(self.t2d, -1, dtype=torch.long)
+        draft[self.draft_ids] = torch.arange(len(self.d2t), device=draft.device)
+        return draft[target_tokens]
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
         """Draft logits `[..., output_size]` over the target's vocabulary, `-inf` where nothing can be drafted."""
@@ -347,10 +349,10 @@ class Drafter(PreTrainedModel):
             ValueError: If weights are missing or unknown, or the checkpoint is of another kind of drafter.
             OSError: If there are no weights.
         """
-        from ..checkpoints import read_checkpoint
+        from ..checkpoints import naming, read_checkpoint
 
         want_info = kwargs.pop("output_loading_info", False)
-        # Refused below by name, like every key that does not fit.
+        # Refused below, by name.
         kwargs["ignore_mismatched_sizes"] = True
         foreign = None
         if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
@@ -367,7 +369,8 @@ class Drafter(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         refuse_incomplete(str(pretrained_model_name_or_path), info)
-        model.check_weights()
+        with naming(pretrained_model_name_or_path, "weights"):
+            model.check_weights()
         if pretrained_model_name_or_path is not None:
             model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
         return (model, info) if want_info else model
@@ -406,7 +409,7 @@ def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:
     text = target.config.get_text_config()
     for what, ours, theirs in (
         ("hidden size", config.target_hidden_size, text.hidden_size),
-        ("vocabulary size", config.vocab_size, text.vocab_size),
+        ("vocabulary size", config.vocab_size or None, text.vocab_size),
         ("number of layers", config.num_target_layers, text.num_hidden_layers),
     ):
         if ours is not None and ours != theirs:
@@ -466,9 +469,12 @@ def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
         ValueError: Naming the keys.
     """
     problems = []
-    for kind, label in (("missing_keys", "missing"), ("unexpected_keys", "unknown"), ("mismatched_keys", "misshapen")):
+    for kind, label in (("missing_keys", "missing"), ("unexpected_keys", "unknown")):
         if info.get(kind):
             problems.append(f"{label} keys {sorted(str(k) for k in info[kind])}")
+    if info.get("mismatched_keys"):
+        shapes = (f"{key} {tuple(stored)} instead of {tuple(ours)}" for key, stored, ours in info["mismatched_keys"])
+        problems.append(f"misshapen {', '.join(sorted(shapes))}")
     if problems:
         raise ValueError(
             f"The drafter checkpoint {name} doesn't fit its config.json: {'; '.join(problems)}. Loading it would "

@@ -106,8 +106,8 @@ def fresh_drafter(cls: type[Drafter], target: PreTrainedModel, tokenizer: Any = 
     fields.update(overrides)
     vocabulary = _vocabulary(fields, token_counts)
     config = cls.config_class(**fields)
-    config.require_complete()
     check_belongs(config, target)
+    config.complete_from(text)
     drafter = cls(config).to(device=target.device, dtype=torch.float32)
     if vocabulary is not None:
         drafter.d2t.copy_(vocabulary[0])

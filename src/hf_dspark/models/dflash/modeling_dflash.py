@@ -72,15 +72,25 @@ class DFlashDrafter(Drafter):
         """Hidden states `[R, block_size, hidden_size]` (after the final norm) of a block behind the anchors `[R]`."""
         hidden = self.block_input(anchors)
         rotary = self.rotary(cache.get_seq_length(), self.config.block_size, hidden)
-        for layer, context in zip(self.layers, cache.layers, strict=True):
+        for i, (layer, context) in enumerate(zip(self.layers, cache.layers, strict=True)):
             attention, normed = layer.self_attn, layer.input_layernorm(hidden)
             queries = project_queries(attention, normed, rotary, self.family)
             keys, values = project_keys_values(attention, normed, rotary, self.family)
-            keys = torch.cat([context.keys, keys], dim=2)
-            values = torch.cat([context.values, values], dim=2)
-            hidden = hidden + attend(attention, queries, keys, values, None, self.family)
+            seen, mask = self._context_window(i, context.keys.shape[2], anchors.device)
+            keys = torch.cat([context.keys[:, :, seen], keys], dim=2)
+            values = torch.cat([context.values[:, :, seen], values], dim=2)
+            hidden = hidden + attend(attention, queries, keys, values, mask, self.family)
             hidden = feed_forward(layer, hidden)
         return self.norm(hidden)
+
+    def _context_window(self, layer: int, length: int, device: torch.device) -> tuple[slice, torch.Tensor | None]:
+        """Which of the cached positions a layer reads, and the mask over those and the block, if it needs one."""
+        window = self.config.window(layer)
+        if window is None:
+            return slice(None), None
+        kept = min(length, window.size)
+        anchor = torch.full((1, 1), kept, device=device)
+        return slice(length - kept, None), block_attention_mask(anchor, self.config.block_size, kept, window)
 
     def propose(
         self, cache: DraftCache, anchors: torch.Tensor, num_drafts: int | None = None, draw: Draw | None = None
@@ -199,14 +209,17 @@ class DFlashDrafter(Drafter):
         hidden = self.block_input(input_ids.gather(1, anchors)).flatten(1, 2)
         context_rotary = self.rotary(0, length, context)
         block_rotary = self.rotary_emb(hidden, position_ids=block_positions(anchors, size).flatten(1))
-        mask = block_attention_mask(anchors, size, length)
-        for layer in self.layers:
+        masks = {}
+        for i, layer in enumerate(self.layers):
+            window = self.config.window(i)
+            if window not in masks:
+                masks[window] = block_attention_mask(anchors, size, length, window)
             attention, normed = layer.self_attn, layer.input_layernorm(hidden)
             queries = project_queries(attention, normed, block_rotary, self.family)
             keys, values = project_keys_values(attention, normed, block_rotary, self.family)
             context_keys, context_values = project_keys_values(attention, context, context_rotary, self.family)
             keys, values = torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
-            hidden = hidden + attend(attention, queries, keys, values, mask, self.family)
+            hidden = hidden + attend(attention, queries, keys, values, masks[window], self.family)
             hidden = feed_forward(layer, hidden)
         return self.norm(hidden).view(batch, blocks, size, -1)
 

@@ -34,22 +34,42 @@ class Eagle3Drafter(Drafter):
                 narrow = getattr(layer.self_attn, name)
                 wide = nn.Linear(2 * text.hidden_size, narrow.out_features, bias=narrow.bias is not None)
                 setattr(layer.self_attn, name, wide)
+        self.fc_norm = self.input_norm = None
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                self.family.norm(config.target_hidden_size, eps=text.rms_norm_eps) for _ in range(config.num_features)
+            )
+        if config.norm_before_fc:
+            self.input_norm = self.family.norm(self.fc.in_features, eps=text.rms_norm_eps)
         self.post_init()
 
     def project_features(self, features: torch.Tensor) -> torch.Tensor:
         """Features `[R, n, layers * target_hidden_size]` -> `[R, n, hidden_size]`."""
-        return self.fc(features.to(self.fc.weight.device, self.fc.weight.dtype))
+        features = features.to(self.fc.weight.device, self.fc.weight.dtype)
+        if self.fc_norm is not None:
+            taps = features.chunk(self.config.num_features, dim=-1)
+            features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps)], dim=-1)
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        return self.fc(features)
 
-    def _layer_input(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _layer_input(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the attention reads, and the residual that its output is added to."""
         layer = self.layers[0]
-        return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(hidden)], dim=-1)
+        normed = layer.hidden_norm(hidden)
+        joined = torch.cat([layer.input_layernorm(self.embed(tokens)), normed], dim=-1)
+        return joined, normed if self.config.norm_before_residual else hidden
+
+    def _recycled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the layer's output `hidden` becomes as the next position's feature."""
+        return self.norm(hidden) if self.config.norm_output else hidden
 
     # ------------------------------------------------------------------ decoding
 
     def _advance(self, cache: DraftCache, tokens: torch.Tensor, hidden: torch.Tensor, causal: bool) -> torch.Tensor:
         """Runs the layer on tokens `[R, n]` and features `[R, n, hidden_size]`, which enter the cache."""
         layer, past = self.layers[0], cache.get_seq_length()
-        joined = self._layer_input(tokens, hidden)
+        joined, residual = self._layer_input(tokens, hidden)
         rotary = self.rotary(past, joined.shape[1], joined)
         queries = project_queries(layer.self_attn, joined, rotary, self.family)
         keys, values = cache.update(*project_keys_values(layer.self_attn, joined, rotary, self.family), 0)
@@ -57,7 +77,7 @@ class Eagle3Drafter(Drafter):
         if causal and joined.shape[1] > 1:
             steps = torch.arange(keys.shape[2], device=keys.device)
             mask = (steps <= steps[past:, None]).expand(joined.shape[0], 1, -1, -1)
-        hidden = hidden + attend(layer.self_attn, queries, keys, values, mask, self.family)
+        hidden = residual + attend(layer.self_attn, queries, keys, values, mask, self.family)
         return feed_forward(layer, hidden)
 
     def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
@@ -74,7 +94,7 @@ class Eagle3Drafter(Drafter):
             tokens.append(token)
             probabilities.append(q)
             if k < num_drafts - 1:
-                hidden = self._advance(cache, token[:, None], hidden[:, None], causal=False)[:, -1]
+                hidden = self._advance(cache, token[:, None], self._recycled(hidden)[:, None], causal=False)[:, -1]
         cache.crop(-(num_drafts - 1))
         return stack_proposal(tokens, probabilities)
 
@@ -132,7 +152,7 @@ class Eagle3Drafter(Drafter):
         causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
         base, later = None, []
         for k in range(self.config.num_drafts):
-            joined = self._layer_input(shift_left(input_ids, k + 1), hidden)
+            joined, residual = self._layer_input(shift_left(input_ids, k + 1), hidden)
             rotary = self.rotary(k, length, joined)
             queries = project_queries(attention, joined, rotary, self.family)
             keys_values = project_keys_values(attention, joined, rotary, self.family)
@@ -140,9 +160,10 @@ class Eagle3Drafter(Drafter):
                 base = keys_values
             else:
                 later.append(keys_values)
-            hidden = hidden + attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
+            hidden = residual + attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
             hidden = feed_forward(layer, hidden)
             yield hidden
+            hidden = self._recycled(hidden)
 
     def _step_loss(self, hidden, teacher_hidden, rows, normalizer, chunk_size):
         normed = self.norm(hidden.flatten(0, 1)[rows])

@@ -1,0 +1,136 @@
+"""
+Checkpoints of vllm-project/speculators. The method is named in `speculators_model_type`, the transformer stands in
+`transformer_layer_config`, and layer ids are one higher than ours, being indices into `hidden_states`. Positions of
+EAGLE-3 begin at 1 there; rotary attention sees only differences, so it makes none. Windows are those of its training:
+counted from the anchor.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from . import eagle
+from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
+
+
+HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+COMMON = {
+    "architectures",
+    "auto_map",
+    "draft_vocab_size",
+    "dtype",
+    "model_type",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "target_hidden_size",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformer_layer_config",
+    "transformers_version",
+}
+# What only training looks at.
+TRAINING = {
+    "ce_loss_alpha",
+    "confidence_head_alpha",
+    "embed_requires_grad",
+    "l1_loss_alpha",
+    "loss_decay_gamma",
+    "max_anchors",
+    "num_anchors",
+}
+BLOCK = {
+    "aux_hidden_state_layer_ids",
+    "block_size",
+    "mask_token_id",
+    "sample_from_anchor",
+    "sliding_window_non_causal",
+}
+KNOWN = {
+    "eagle3": {*COMMON, *TRAINING, *eagle.NORMS, "eagle_aux_hidden_state_layer_ids"},
+    "dflash": {*COMMON, *TRAINING, *BLOCK},
+    "dspark": {*COMMON, *TRAINING, *BLOCK, *HEADS},
+}
+
+
+def recognise(config: dict[str, Any]) -> str | None:
+    """
+    Our model type for a config.json of speculators'.
+
+    Raises:
+        ValueError: If it is a method that we don't know.
+    """
+    method = config.get("speculators_model_type")
+    if method is not None and method not in KNOWN:
+        raise ValueError(
+            f"`speculators_model_type` {method!r} is a method that hf-dspark doesn't know; known are "
+            f"{', '.join(KNOWN)}."
+        )
+    return method
+
+
+def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Our config fields for their config.json."""
+    method, assumed = config["speculators_model_type"], {}
+    version = config.get("speculators_version")
+    refuse_unknown(KNOWN[method], f"The config of {method!r}, written by speculators {version},", config)
+    text = transformer(required("transformer_layer_config", config), assumed)
+    fields = borrowed_or_own(keys) | {
+        "text_config": text,
+        "draft_vocab_size": reduced_size(config, text.get("vocab_size")),
+        "target_hidden_size": config.get("target_hidden_size"),
+        "target_name_or_path": _verifier(config),
+        "dtype": stored_dtype(config),
+        "assumed": assumed,
+        "source_format": "speculators",
+    }
+    if method == "eagle3":
+        named = config.get("eagle_aux_hidden_state_layer_ids")
+        layers = eagle.feature_layers(named and _ours(named), assumed)
+        return fields | {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+    return fields | _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
+
+
+def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:
+    fields = {
+        "target_layer_ids": _ours(required("aux_hidden_state_layer_ids", config)),
+        "mask_token_id": required("mask_token_id", config),
+        "block_size": required("block_size", config),
+        "sample_from_anchor": _sample_from_anchor(config, assumed),
+        "window_from_anchor": True,
+        "sliding_causal": not config.get("sliding_window_non_causal"),
+    }
+    if config.get("sliding_window_non_causal") is None and _slides(config):
+        assumed["sliding_causal"] = "True: the config doesn't say, and this is its project's default"
+    drafts = fields["block_size"] - (not fields["sample_from_anchor"])
+    for proposal in (config.get("speculators_config") or {}).get("proposal_methods") or []:
+        if proposal.get("speculative_tokens", 0) > drafts:
+            raise ValueError(
+                f"`speculative_tokens` {proposal['speculative_tokens']} contradicts `block_size` "
+                f"{fields['block_size']} with `sample_from_anchor` {fields['sample_from_anchor']}, which proposes "
+                f"{drafts}. Correct the wrong one."
+            )
+    return fields
+
+
+def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool:
+    if config["speculators_model_type"] == "dflash" and config.get("sample_from_anchor") is None:
+        assumed["sample_from_anchor"] = "False: DFlash configs of speculators did not always have the field"
+        return False
+    return required("sample_from_anchor", config)
+
+
+def _slides(config: dict[str, Any]) -> bool:
+    return "sliding_attention" in (config["transformer_layer_config"].get("layer_types") or [])
+
+
+def _ours(layer_ids: list[int]) -> list[int]:
+    return [i - 1 for i in layer_ids]
+
+
+def _verifier(config: dict[str, Any]) -> str | None:
+    return ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+
+
+def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Our state dict of theirs: the names are the same."""
+    return vocabulary_map(state_dict, config)
