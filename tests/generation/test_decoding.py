@@ -420,6 +420,7 @@ def test_a_round_without_drafts(target, drafter):
         ({"verification_schedule": "confidence"}, "needs `assistant_confidence_threshold`"),
         ({"verification_schedule": "psychic"}, "'psychic' is not available; choose one of fixed, confidence"),
         ({"synced_gpus": True}, "synced_gpus"),
+        ({"token_healing": True}, "token_healing"),
         ({"custom_generate": lambda *args, **kwargs: None}, "custom_generate"),
         ({"stop_strings": "x"}, "`stop_strings` needs the tokenizer"),
     ],

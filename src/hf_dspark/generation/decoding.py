@@ -89,9 +89,9 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     config = arguments.get("generation_config")
     call = {name: arguments.pop(name) for name in SETTING_NAMES if name in arguments}
     settings = resolve_settings(drafter, call, config)
-    stop_strings = arguments.get("stop_strings")
-    for source in (config, target.generation_config):
-        stop_strings = stop_strings if stop_strings is not None else getattr(source, "stop_strings", None)
+    if _effective("token_healing", arguments, config, target):
+        raise ValueError("Decoding with a drafter does not support `token_healing`. Leave it out.")
+    stop_strings = _effective("stop_strings", arguments, config, target)
     criteria = []
     if stop_strings is not None:
         criteria.append(_stop_string_criteria(stop_strings, tokenizer))
@@ -99,6 +99,14 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     drafter.attach(target)
     loop = functools.partial(decode, drafter=drafter, settings=settings, streamer=streamer, extra_criteria=criteria)
     return original(target, custom_generate=loop, **arguments)
+
+
+def _effective(name: str, call: dict[str, Any], config: GenerationConfig | None, target: PreTrainedModel) -> Any:
+    """A generation option as `generate` will see it: the call's, then the passed config's, then the target's."""
+    for value in (call.get(name), getattr(config, name, None), getattr(target.generation_config, name, None)):
+        if value is not None:
+            return value
+    return None
 
 
 def _stop_string_criteria(
