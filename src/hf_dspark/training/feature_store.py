@@ -30,11 +30,12 @@ class FeatureStore:
     def __init__(self, folder: str | os.PathLike, target: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        # A few weights tell a fine-tuned target from its base, which a name may not.
-        weight = target.get_input_embeddings().weight.detach()
-        sample = weight.flatten()[:: max(1, weight.numel() // 4096)].float().cpu().numpy().tobytes()
-        last = list(target.base_model.parameters())[-2].detach().flatten()[:1024].float().cpu().numpy().tobytes()
-        self._identity = hashlib.sha256(sample + last + repr(list(target_layer_ids)).encode()).digest()
+        # Some weights of every layer tell a fine-tuned target from its base, which a name may not.
+        identity = hashlib.sha256(repr(list(target_layer_ids)).encode())
+        for parameter in target.base_model.parameters():
+            sample = parameter.detach().flatten()[:: max(1, parameter.numel() // 64)]
+            identity.update(sample.float().cpu().numpy().tobytes())
+        self._identity = identity.digest()
         self._bytes_per_token = 2 * (len(target_layer_ids) + 1) * target.config.get_text_config().hidden_size
 
     def check_disk(self, sequences: Iterable[Sequence[int]]) -> None:
