@@ -23,7 +23,7 @@ import transformers
 from transformers import DynamicCache
 
 import hf_dspark
-from hf_dspark.hub import embedded_drafter, embedded_source, load_embedded_target
+from hf_dspark.hub import embedded_drafter, embedded_source, embedded_target, load_embedded_target
 
 
 TASKS = ("gsm8k", "math500", "humaneval", "mbpp", "mt-bench")
@@ -198,7 +198,7 @@ def main() -> None:
             "python": platform.python_version(),
         },
         "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
-        "target": embedded_source(),
+        "target": embedded_source(embedded_target()),
         "forward_costs": costs,
         "summary": summary,
         "prompts": rows,

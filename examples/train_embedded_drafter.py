@@ -103,7 +103,7 @@ def main() -> None:
         max_length=512,
         train_sampling_strategy="group_by_length",
         feature_store=args.feature_store,
-        eval_strategy="steps",
+        eval_strategy="steps" if args.held_out else "no",
         eval_steps=150,
         save_steps=100,
         save_total_limit=2,
@@ -119,7 +119,6 @@ def main() -> None:
         processing_class=tokenizer,
     )
     trainer.train(resume_from_checkpoint=args.resume or None)
-    drafter.config.max_trained_length = config.max_length
     drafter.to(torch.bfloat16).save_pretrained(args.output / "final")
     (args.output / "final" / "training.json").write_text(json.dumps(trainer.state.log_history, indent=1))
     print(f"The drafter is in {args.output / 'final'}.")
