@@ -71,7 +71,8 @@ def is_tie(target, inputs, plain: torch.Tensor, other: torch.Tensor, position: i
     """Whether plain decoding's logits of the two tokens are within 2 units in the last place of bfloat16."""
     if position >= min(len(plain), len(other)):
         return False
-    logits = target(input_ids=plain[None, :position]).logits[0, -1]
+    with torch.no_grad():
+        logits = target(input_ids=plain[None, :position]).logits[0, -1]
     ours, theirs = (float(logits[sequence[position]]) for sequence in (plain, other))
     # bfloat16 has 8 significant bits.
     unit = 2.0 ** (torch.frexp(torch.tensor(max(abs(ours), abs(theirs)))).exponent.item() - 8)
