@@ -114,9 +114,7 @@ class Drafter(PreTrainedModel):
         self.layers = build_layers(text)
         self.norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
         self.rotary_emb = self.family.rotary(config=text)
-        self.embed_tokens = (
-            self.family.embedding(text.vocab_size, text.hidden_size) if config.own_embedding else None
-        )
+        self.embed_tokens = self.family.embedding(text.vocab_size, text.hidden_size) if config.own_embedding else None
         self.lm_head = nn.Linear(text.hidden_size, config.output_size, bias=False) if config.own_head else None
         if config.draft_vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))

@@ -41,8 +41,8 @@ def draft_fields(config: PreTrainedConfig, num_hidden_layers: int) -> dict[str, 
     """
     The fields of a draft transformer in the manner of a Gemma 4 text decoder.
 
-    transformers takes `global_head_dim` and `num_global_key_value_heads` in without keeping them. Their values become
-    the draft's plain `head_dim` and `num_key_value_heads`, and the empty `per_layer_config` says that no layer differs.
+    transformers takes `global_head_dim` and `num_global_key_value_heads` in without keeping them. Here their values
+    are the plain `head_dim` and `num_key_value_heads`, and the empty `per_layer_config` says that no layer differs.
 
     Args:
         config (`PreTrainedConfig`): A config of one of the types in `TEXT_TYPES`.
