@@ -251,3 +251,29 @@ def test_decoding(case):
             seen.add(name)
     with_confidence = kind_of(case) == "dspark" and "noconf" not in case
     assert seen == (set(runs) if with_confidence else {"speculative", "stop_variant"})
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("attached", [False, True], ids=["unattached", "attached"])
+@torch.no_grad()
+def test_saved_as_ours(case, attached, tmp_path):
+    """Nothing is lost on the way into our own format: equal tensors, and the same proposals."""
+    target = AutoModelForCausalLM.from_pretrained(folder(case) / "target")
+    drafter = load_drafter(case)
+    if attached:
+        drafter.attach(target)
+    drafter.save_pretrained(tmp_path)
+    again = AutoDrafter.from_pretrained(tmp_path).eval()
+    ours, theirs = again.state_dict(), drafter.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    recorded = load_file(folder(case) / "inference.safetensors")
+    features = next(tensor for key, tensor in recorded.items() if key.endswith("context_features"))
+    proposals = []
+    for each in (drafter, again.attach(target)):
+        cache = each.new_cache()
+        each.extend(cache, features, torch.full(features.shape[:2], 5))
+        proposals.append(each.propose(cache, torch.tensor([5])))
+    assert torch.equal(proposals[0].tokens, proposals[1].tokens)
+    if proposals[0].confidences is not None:
+        assert_close(proposals[1].confidences, proposals[0].confidences, "confidences")
