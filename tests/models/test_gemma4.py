@@ -105,7 +105,7 @@ def generate(target, ids, **kwargs):
     return target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, **kwargs)
 
 
-def prompt(seed: int = 3) -> torch.Tensor:
+def prompt(seed: int = 5) -> torch.Tensor:
     return torch.randint(5, 57, (1, 14), generator=torch.Generator().manual_seed(seed))
 
 
@@ -116,7 +116,7 @@ def test_lossless(name, kind):
     drafter = make_drafter(kind, target)
     plain, ours = generate(target, prompt()), generate(target, prompt(), assistant_model=drafter)
     assert torch.equal(plain, ours)
-    assert len(set(plain[0, 14:].tolist())) > 3 or name == "unified multimodal"
+    assert len(set(plain[0, 14:].tolist())) > 3
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])

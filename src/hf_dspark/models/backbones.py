@@ -29,10 +29,11 @@ class Family:
     The parts of a transformer family that a drafter is built from.
 
     Args:
-        layer, norm, rotary, embedding (`Callable`): What makes the modules.
+        layer, norm, rotary (`Callable`): What makes the modules.
         rotate (`Callable`): `rotate(queries, keys, cos, sin)`.
-        eager_attention (`Callable`): Attention where no other implementation is chosen.
-        finish (`Callable`): `finish(layer, residual, attended)`: the rest of a layer after its attention.
+        eager_attention (`Callable`): The attention where no other implementation is chosen.
+        finish (`Callable`, *optional*): `finish(layer, residual, attended)`, what follows a layer's attention.
+        embedding (`type[nn.Embedding]`, *optional*): A token embedding of the drafter's own.
     """
 
     layer: Callable[[PreTrainedConfig, int], nn.Module]

@@ -18,7 +18,7 @@ from .vocabulary import check_vocabulary
 
 logger = logging.get_logger(__name__)
 
-# Where the configs of Gemma keep it.
+# Where configs keep the cap of the LM head's logits, if they have one.
 SOFTCAPPING = "final_logit_softcapping"
 # scores over the target's vocabulary [R, V], tokens drafted before this slot [R, k] -> tokens [R], distribution [R, V]
 Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
@@ -406,8 +406,8 @@ class Drafter(PreTrainedModel):
 
 
 def soft_cap(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """Bends logits so that none passes the cap."""
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    """Bends logits so that none passes the cap, if there is one."""
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:

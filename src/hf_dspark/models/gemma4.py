@@ -23,6 +23,7 @@ COMMON = (
     "num_attention_heads",
     "attention_k_eq_v",
     "attention_bias",
+    "attention_dropout",
     "hidden_activation",
     "rms_norm_eps",
     "final_logit_softcapping",

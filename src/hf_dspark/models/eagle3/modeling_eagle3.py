@@ -32,7 +32,7 @@ class Eagle3Drafter(Drafter):
             layer.hidden_norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
             for name in ("q_proj", "k_proj", "v_proj"):
                 narrow = getattr(layer.self_attn, name)
-                if narrow is None:
+                if narrow is None:  # values are the keys'
                     continue
                 wide = nn.Linear(2 * text.hidden_size, narrow.out_features, bias=narrow.bias is not None)
                 setattr(layer.self_attn, name, wide)
