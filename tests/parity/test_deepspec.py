@@ -20,10 +20,22 @@ SHARED = (
     Path(os.environ.get("HF_DSPARK_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "golden" / "deepspec"
 )
 LOCAL = ("qwen3_dspark_vanilla", "qwen3_dspark_rnn", "qwen3_dflash", "qwen3_eagle3")
-OTHERS = ("qwen3_dspark_conf_nomarkov", "qwen3_dspark_gated", "qwen3_dspark_noconf", "qwen3_dspark_ownhead")
+OTHERS = (
+    "qwen3_dspark_conf_nomarkov",
+    "qwen3_dspark_gated",
+    "qwen3_dspark_noconf",
+    "qwen3_dspark_ownhead",
+    "gemma4_dflash",
+    "gemma4_dspark_keqv",
+    "gemma4_dspark_kv",
+    "gemma4_eagle3",
+    "gemma4_unified_dspark",
+)
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no further recorded cases in {SHARED}")
 CASES = [*LOCAL, *(pytest.param(name, marks=needs_shared) for name in OTHERS)]
-BLOCK_CASES = [case for case in CASES if case != "qwen3_eagle3"]
+EAGLE_CASES = ["qwen3_eagle3", pytest.param("gemma4_eagle3", marks=needs_shared)]
+BLOCK_CASES = [case for case in CASES if "eagle3" not in str(case)]
+KINDS = {"dspark": DSparkDrafter, "dflash": DFlashDrafter, "eagle3": Eagle3Drafter}
 VALUES, GRADIENTS = 1e-4, 1e-3
 
 
@@ -33,6 +45,10 @@ def folder(case: str) -> Path:
 
 def load_drafter(case: str):
     return AutoDrafter.from_pretrained(folder(case) / "drafter").eval()
+
+
+def kind_of(case: str) -> str:
+    return next(kind for kind in KINDS if kind in case.split("_"))
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
@@ -54,13 +70,13 @@ def greedy_draw_that_records(scores: list[torch.Tensor]):
 def test_all_recorded_cases_are_tested():
     if not SHARED.is_dir():
         pytest.skip(f"no further recorded cases in {SHARED}")
-    assert {path.name for path in SHARED.glob("qwen3_*")} == {*LOCAL, *OTHERS}
+    assert {path.name for path in SHARED.glob("*_*") if (path / "meta.json").exists()} == {*LOCAL, *OTHERS}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_class_and_conventions_are_recognised(case):
     drafter = load_drafter(case)
-    kind = {"dspark": DSparkDrafter, "dflash": DFlashDrafter, "eagle3": Eagle3Drafter}[case.split("_")[1]]
+    kind = KINDS[kind_of(case)]
     assert type(drafter) is kind
     meta = json.loads((folder(case) / "meta.json").read_text())["model_args"]
     recorded = json.loads((folder(case) / "drafter" / "config.json").read_text())
@@ -115,9 +131,10 @@ def test_block_inference(case):
 
 
 @pytest.mark.parametrize("sequence", ["s0", "s1"])
+@pytest.mark.parametrize("case", EAGLE_CASES)
 @torch.no_grad()
-def test_eagle3_inference(sequence):
-    drafter, everything = load_drafter("qwen3_eagle3"), load_file(folder("qwen3_eagle3") / "inference.safetensors")
+def test_eagle3_inference(case, sequence):
+    drafter, everything = load_drafter(case), load_file(folder(case) / "inference.safetensors")
     recorded = {k.removeprefix(sequence + "."): t for k, t in everything.items() if k.startswith(sequence + ".")}
     cache = drafter.new_cache()
     drafter.extend(cache, recorded["prefill.context_features"], recorded["prefill.input_ids"])
@@ -141,7 +158,7 @@ def test_eagle3_inference(sequence):
 
 def training_step(case: str, **kwargs):
     drafter, recorded = load_drafter(case), load_file(folder(case) / "training.safetensors")
-    if case == "qwen3_eagle3":
+    if kind_of(case) == "eagle3":
         inputs = {"attention_mask": recorded["attention_mask"]}
     else:
         inputs = {"anchors": recorded["anchor_positions"], "anchor_mask": recorded["block_keep_mask"].bool()}
@@ -192,8 +209,9 @@ def test_block_loss_terms(case):
                 assert_close(output.terms["confidence"], recorded["loss.conf"], "confidence loss")
 
 
-def test_eagle3_loss_terms():
-    _, recorded, output = training_step("qwen3_eagle3")
+@pytest.mark.parametrize("case", EAGLE_CASES)
+def test_eagle3_loss_terms(case):
+    _, recorded, output = training_step(case)
     assert_close(output.terms["step_losses"], recorded["loss.steps"], "loss of the unrolled steps")
 
 
@@ -231,5 +249,31 @@ def test_decoding(case):
             assert ours[:-1] == lengths[: len(ours) - 1], name
             assert len(lengths) - len(ours) in (0, 1), name
             seen.add(name)
-    with_confidence = case.startswith("qwen3_dspark") and "noconf" not in case
+    with_confidence = kind_of(case) == "dspark" and "noconf" not in case
     assert seen == (set(runs) if with_confidence else {"speculative", "stop_variant"})
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("attached", [False, True], ids=["unattached", "attached"])
+@torch.no_grad()
+def test_saved_as_ours(case, attached, tmp_path):
+    """Nothing is lost on the way into our own format: equal tensors, and the same proposals."""
+    target = AutoModelForCausalLM.from_pretrained(folder(case) / "target")
+    drafter = load_drafter(case)
+    if attached:
+        drafter.attach(target)
+    drafter.save_pretrained(tmp_path)
+    again = AutoDrafter.from_pretrained(tmp_path).eval()
+    ours, theirs = again.state_dict(), drafter.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    recorded = load_file(folder(case) / "inference.safetensors")
+    features = next(tensor for key, tensor in recorded.items() if key.endswith("context_features"))
+    proposals = []
+    for each in (drafter, again.attach(target)):
+        cache = each.new_cache()
+        each.extend(cache, features, torch.full(features.shape[:2], 5))
+        proposals.append(each.propose(cache, torch.tensor([5])))
+    assert torch.equal(proposals[0].tokens, proposals[1].tokens)
+    if proposals[0].confidences is not None:
+        assert_close(proposals[1].confidences, proposals[0].confidences, "confidences")

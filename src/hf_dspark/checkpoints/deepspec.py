@@ -1,16 +1,20 @@
 """
-Checkpoints of deepseek-ai/DeepSpec. Their `model_type` is the target's, the drafter shows in `architectures` alone,
-and a DFlash drafter is a DSpark one without heads. They always hold copies of the target's embedding and LM head.
+Checkpoints of deepseek-ai/DeepSpec, for Qwen3 and Gemma 4 targets. Their `model_type` is the target's, the drafter
+shows in `architectures` alone, and a DFlash drafter is a DSpark one without heads. They always hold copies of the
+target's embedding and LM head.
 """
 
 from collections.abc import Collection
 from typing import Any
 
-from .fields import architecture, refuse_convention, transformer
+from transformers import AutoConfig
+
+from ..models import gemma4
+from .fields import architecture, refuse_convention, required, transformer
 
 
-BLOCK_ARCHITECTURES = {"Qwen3DSparkModel"}
-EAGLE_ARCHITECTURES = {"Qwen3Eagle3Model"}
+BLOCK_ARCHITECTURES = {"Qwen3DSparkModel", "Gemma4DSparkModel"}
+EAGLE_ARCHITECTURES = {"Qwen3Eagle3Model", "Gemma4Eagle3Model"}
 
 # Fields of their config that describe the drafter rather than the transformer.
 DRAFTER_FIELDS = {
@@ -27,6 +31,8 @@ DRAFTER_FIELDS = {
     "step_loss_decay",
     "target_layer_ids",
     "target_model_name_or_path",
+    "target_model_type",
+    "target_text_model_type",
     "ttt_length",
 }
 
@@ -45,7 +51,7 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     """Our config fields for their config.json."""
     assumed: dict[str, str] = {}
     fields = {
-        "text_config": transformer(config, assumed, DRAFTER_FIELDS),
+        "text_config": _transformer(config, assumed),
         "target_layer_ids": config.get("target_layer_ids"),
         "num_target_layers": config.get("num_target_layers"),
         "target_name_or_path": config.get("target_model_name_or_path"),
@@ -70,6 +76,19 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         enable_confidence_head="enable_confidence_head",
         confidence_head_with_markov="confidence_head_with_markov",
     )
+
+
+def _transformer(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:
+    if config.get("model_type") not in gemma4.TEXT_TYPES:
+        return transformer(config, assumed, DRAFTER_FIELDS)
+    # Their rotary parameters hold those of each kind of layer and, beside them, unset ones that mean nothing.
+    rope = {kind: p for kind, p in required("rope_parameters", config).items() if isinstance(p, dict)}
+    required(gemma4.FULL, rope)
+    if "per_layer_config" not in config:
+        required("global_head_dim", config)
+    text = {k: v for k, v in config.items() if k not in DRAFTER_FIELDS} | {"rope_parameters": rope}
+    theirs = AutoConfig.for_model(**text)
+    return {"model_type": "gemma4_text"} | gemma4.draft_fields(theirs, theirs.num_hidden_layers)
 
 
 def _present(config: dict[str, Any], **names: str) -> dict[str, Any]:

@@ -10,19 +10,39 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
+
+from . import gemma4
+
+
+def feed_forward(layer: nn.Module, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """What follows the attention in most families: residual, norm, MLP, residual."""
+    hidden = residual + attended
+    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
 
 @dataclass(frozen=True)
 class Family:
-    """The parts of a transformer family that a drafter is built from."""
+    """
+    The parts of a transformer family that a drafter is built from.
 
-    layer: type[nn.Module]
+    Args:
+        layer, norm, rotary (`Callable`): What makes the modules.
+        rotate (`Callable`): `rotate(queries, keys, cos, sin)`.
+        eager_attention (`Callable`): The attention where no other implementation is chosen.
+        finish (`Callable`, *optional*): `finish(layer, residual, attended)`, what follows a layer's attention.
+        embedding (`type[nn.Embedding]`, *optional*): A token embedding of the drafter's own.
+    """
+
+    layer: Callable[[PreTrainedConfig, int], nn.Module]
     norm: type[nn.Module]
-    rotary: type[nn.Module]
+    rotary: Callable[[PreTrainedConfig], nn.Module]
     rotate: Callable
     eager_attention: Callable
+    finish: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = feed_forward
+    embedding: type[nn.Embedding] = nn.Embedding
 
 
 FAMILIES = {
@@ -39,6 +59,15 @@ FAMILIES = {
         modeling_qwen3.Qwen3RotaryEmbedding,
         modeling_qwen3.apply_rotary_pos_emb,
         modeling_qwen3.eager_attention_forward,
+    ),
+    "gemma4_text": Family(
+        gemma4.draft_layer,
+        modeling_gemma4.Gemma4RMSNorm,
+        gemma4.rotary,
+        gemma4.rotate,
+        modeling_gemma4.eager_attention_forward,
+        gemma4.finish,
+        gemma4.ScaledEmbedding,
     ),
 }
 
@@ -86,11 +115,14 @@ def project_keys_values(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotated keys and values `[R, kv_heads, n, head_dim]` of hidden states `[R, n, hidden_size]`."""
     keys = _split_heads(attention, attention.k_proj(hidden))
+    # Without a projection of their own, values are the keys before norm and rotation.
+    values = keys if attention.v_proj is None else _split_heads(attention, attention.v_proj(hidden))
+    if hasattr(attention, "v_norm"):
+        values = attention.v_norm(values)
     if hasattr(attention, "k_norm"):
         keys = attention.k_norm(keys)
     keys = keys.transpose(1, 2)
-    values = _split_heads(attention, attention.v_proj(hidden)).transpose(1, 2)
-    return family.rotate(keys, keys, *rotary)[0], values
+    return family.rotate(keys, keys, *rotary)[0], values.transpose(1, 2)
 
 
 def attend(
@@ -114,8 +146,3 @@ def attend(
         attention, queries, keys, values, mask, dropout=dropout, scaling=attention.scaling, is_causal=False
     )
     return attention.o_proj(output.reshape(*output.shape[:2], -1))
-
-
-def feed_forward(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """The layer's second half: norm, MLP, residual."""
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))

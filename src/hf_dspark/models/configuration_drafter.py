@@ -23,7 +23,7 @@ class DrafterConfig(PreTrainedConfig):
 
     Args:
         text_config (`PreTrainedConfig` or `dict`, *optional*):
-            The draft transformer itself, as the config class of its family (`llama` or `qwen3`);
+            The draft transformer itself, as the config class of its family (`llama`, `qwen3` or `gemma4_text`);
             `text_config.num_hidden_layers` is the depth of the *drafter* and `text_config.vocab_size` the
             vocabulary of the *target* (0 while unknown: some formats don't say it, and `attach` fills it in).
         target_layer_ids (`list[int]` or `str`, *optional*):

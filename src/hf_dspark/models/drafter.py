@@ -18,6 +18,8 @@ from .vocabulary import check_vocabulary
 
 logger = logging.get_logger(__name__)
 
+# Where configs keep the cap of the LM head's logits, if they have one.
+SOFTCAPPING = "final_logit_softcapping"
 # scores over the target's vocabulary [R, V], tokens drafted before this slot [R, k] -> tokens [R], distribution [R, V]
 Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -75,6 +77,7 @@ class TargetParts:
 
     embedding: nn.Module
     head: nn.Module
+    softcapping: float | None = None
     draft_head: torch.Tensor | None = None
 
     def serves(self, head: nn.Module, drafter: "Drafter") -> bool:
@@ -111,7 +114,7 @@ class Drafter(PreTrainedModel):
         self.layers = build_layers(text)
         self.norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
         self.rotary_emb = self.family.rotary(config=text)
-        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size) if config.own_embedding else None
+        self.embed_tokens = self.family.embedding(text.vocab_size, text.hidden_size) if config.own_embedding else None
         self.lm_head = nn.Linear(text.hidden_size, config.output_size, bias=False) if config.own_head else None
         if config.draft_vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
@@ -144,7 +147,7 @@ class Drafter(PreTrainedModel):
         warn_about_types(self, target)
         self._drop_equal("embed_tokens", embedding.weight)
         self._drop_equal("lm_head", head.weight if not self.config.draft_vocab_size else head.weight[self.draft_ids])
-        parts = TargetParts(embedding, head)
+        parts = TargetParts(embedding, head, getattr(target.config.get_text_config(), SOFTCAPPING, None))
         if self.lm_head is None and self.config.draft_vocab_size:
             parts.draft_head = head.weight.detach()[self.draft_ids.to(head.weight.device)].to(self.device, self.dtype)
         object.__setattr__(self, "_target", parts)
@@ -185,17 +188,27 @@ class Drafter(PreTrainedModel):
     def teacher_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's logits `[n, vocab_size]` for its last hidden states `[n, hidden_size]` (after its norm)."""
         if self._target is not None:
-            weight = self._target.head.weight.detach()
+            weight, softcapping = self._target.head.weight.detach(), self._target.softcapping
         else:
             weight = self.lm_head.weight.detach() if self.lm_head is not None else None
+            softcapping = self.softcapping
         if weight is None or weight.shape[0] != self.config.vocab_size:
             self._require_target("teacher's LM head")
-        return F.linear(hidden.to(weight.device, weight.dtype), weight).to(self.device)
+        return soft_cap(F.linear(hidden.to(weight.device, weight.dtype), weight), softcapping).to(self.device)
 
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """LM head on hidden states `[..., hidden_size]`: float32 logits over the draft vocabulary."""
         weight = self.head_weight()
-        return F.linear(hidden.to(weight.device, weight.dtype), weight).to(self.device).float()
+        return self.soft_cap(F.linear(hidden.to(weight.device, weight.dtype), weight).to(self.device).float())
+
+    @property
+    def softcapping(self) -> float | None:
+        """What the head's logits are capped at, softly; `None` where the target has no such cap."""
+        return getattr(self.config.text_config, SOFTCAPPING, None)
+
+    def soft_cap(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the head's logits of any shape are as base logits."""
+        return soft_cap(logits, self.softcapping)
 
     # ------------------------------------------------------------------ the draft vocabulary
 
@@ -390,6 +403,11 @@ class Drafter(PreTrainedModel):
         """
         if self.config.draft_vocab_size and self.d2t.device.type != "meta":
             check_vocabulary(self.d2t, self.t2d)
+
+
+def soft_cap(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Bends logits so that none passes the cap, if there is one."""
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:

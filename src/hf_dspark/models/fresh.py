@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from . import gemma4
 from .backbones import FAMILIES
 from .drafter import Drafter, check_belongs
 from .vocabulary import draft_vocabulary
@@ -28,6 +29,7 @@ LAYER_FIELDS = (
     "attention_bias",
     "mlp_bias",
     "vocab_size",
+    "final_logit_softcapping",
 )
 # The same as the target's, also where it has none: a pipeline takes others for another tokenizer.
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -57,6 +59,8 @@ def draft_depth(num_target_layers: int) -> int:
 
 def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTrainedConfig:
     """A transformer of the target's family and sizes, or of the llama family where no backbone exists for its own."""
+    if target.model_type in gemma4.TEXT_TYPES:
+        return AutoConfig.for_model("gemma4_text", **gemma4.draft_fields(target, num_hidden_layers))
     family = target.model_type if target.model_type in FAMILIES else "llama"
     fields = {k: getattr(target, k) for k in LAYER_FIELDS if getattr(target, k, None) is not None}
     fields |= {k: getattr(target, k, None) for k in SPECIAL_TOKENS}
@@ -141,15 +145,18 @@ def begin_as_target(drafter: Drafter, target: PreTrainedModel) -> None:
     deepest feature. On SmolLM2-135M this raised the expected accepted length after 160 training sequences from 1.06
     to 1.13.
     """
-    decoder = getattr(target, target.base_model_prefix, target)
+    decoder = target.get_decoder()
     layers = getattr(decoder, "layers", None)
     if layers is None or len(layers) < len(drafter.layers):
         return
+    # In targets with several kinds of layers, those of the draft's own kind, if there are enough.
+    alike = [layer for layer in layers if _attention_output(layer) == _attention_output(drafter.layers[0])]
+    layers = alike if len(alike) >= len(drafter.layers) else layers
     for ours, theirs in zip(drafter.layers, layers[-len(drafter.layers) :]):
-        source = dict(theirs.named_parameters())
-        for name, parameter in ours.named_parameters():
+        source = theirs.state_dict()
+        for name, tensor in ours.state_dict().items():
             if name in source:
-                _copy(parameter, source[name])
+                _copy(tensor, source[name])
     if isinstance(getattr(decoder, "norm", None), nn.Module):
         _copy(drafter.norm.weight, decoder.norm.weight)
     width = drafter.config.target_hidden_size
@@ -157,6 +164,12 @@ def begin_as_target(drafter: Drafter, target: PreTrainedModel) -> None:
         deepest = max(range(len(drafter.config.target_layer_ids)), key=drafter.config.target_layer_ids.__getitem__)
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, deepest * width : (deepest + 1) * width].fill_diagonal_(1.0)
+
+
+def _attention_output(layer: nn.Module) -> torch.Size | None:
+    """Shape of the attention's output projection: the widths of its heads and of the layer."""
+    projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
+    return None if projection is None else projection.weight.shape
 
 
 def _copy(parameter: torch.Tensor, source: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..backbones import attend, feed_forward, project_keys_values, project_queries
+from ..backbones import attend, project_keys_values, project_queries
 from ..blocks import block_attention_mask, block_positions, block_supervision
 from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
 from ..losses import LossWeights, block_loss_terms, chunked_loss, teacher_probabilities
@@ -79,8 +79,8 @@ class DFlashDrafter(Drafter):
             seen, mask = self._context_window(i, context.keys.shape[2], anchors.device)
             keys = torch.cat([context.keys[:, :, seen], keys], dim=2)
             values = torch.cat([context.values[:, :, seen], values], dim=2)
-            hidden = hidden + attend(attention, queries, keys, values, mask, self.family)
-            hidden = feed_forward(layer, hidden)
+            attended = attend(attention, queries, keys, values, mask, self.family)
+            hidden = self.family.finish(layer, hidden, attended)
         return self.norm(hidden)
 
     def _context_window(self, layer: int, length: int, device: torch.device) -> tuple[slice, torch.Tensor | None]:
@@ -170,7 +170,7 @@ class DFlashDrafter(Drafter):
         teacher = self._teacher(target_last_hidden, positions, rows) if mix.needs_teacher else None
 
         def chunk_loss(part, hidden, latents, confidence, head, markov):
-            logits = F.linear(hidden, head.to(hidden.dtype)).float()
+            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
             if latents is not None:
                 logits = logits + F.linear(latents, markov).float()
             inside, outside = (None, None) if teacher is None else teacher(part)
@@ -219,8 +219,8 @@ class DFlashDrafter(Drafter):
             keys, values = project_keys_values(attention, normed, block_rotary, self.family)
             context_keys, context_values = project_keys_values(attention, context, context_rotary, self.family)
             keys, values = torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
-            hidden = hidden + attend(attention, queries, keys, values, masks[window], self.family)
-            hidden = feed_forward(layer, hidden)
+            attended = attend(attention, queries, keys, values, masks[window], self.family)
+            hidden = self.family.finish(layer, hidden, attended)
         return self.norm(hidden).view(batch, blocks, size, -1)
 
     def serial_terms(

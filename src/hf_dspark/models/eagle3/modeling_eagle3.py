@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..backbones import attend, feed_forward, project_keys_values, project_queries
+from ..backbones import attend, project_keys_values, project_queries
 from ..dflash.modeling_dflash import stack_proposal
 from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
 from ..losses import chunked_loss, soft_cross_entropy_terms, teacher_probabilities
@@ -32,6 +32,8 @@ class Eagle3Drafter(Drafter):
             layer.hidden_norm = self.family.norm(text.hidden_size, eps=text.rms_norm_eps)
             for name in ("q_proj", "k_proj", "v_proj"):
                 narrow = getattr(layer.self_attn, name)
+                if narrow is None:  # values are the keys'
+                    continue
                 wide = nn.Linear(2 * text.hidden_size, narrow.out_features, bias=narrow.bias is not None)
                 setattr(layer.self_attn, name, wide)
         self.fc_norm = self.input_norm = None
@@ -77,8 +79,8 @@ class Eagle3Drafter(Drafter):
         if causal and joined.shape[1] > 1:
             steps = torch.arange(keys.shape[2], device=keys.device)
             mask = (steps <= steps[past:, None]).expand(joined.shape[0], 1, -1, -1)
-        hidden = residual + attend(layer.self_attn, queries, keys, values, mask, self.family)
-        return feed_forward(layer, hidden)
+        attended = attend(layer.self_attn, queries, keys, values, mask, self.family)
+        return self.family.finish(layer, residual, attended)
 
     def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
         hidden = self._advance(cache, next_tokens, self.project_features(features), causal=True)
@@ -160,8 +162,8 @@ class Eagle3Drafter(Drafter):
                 base = keys_values
             else:
                 later.append(keys_values)
-            hidden = residual + attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
-            hidden = feed_forward(layer, hidden)
+            attended = attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
+            hidden = self.family.finish(layer, residual, attended)
             yield hidden
             hidden = self._recycled(hidden)
 
@@ -174,7 +176,7 @@ class Eagle3Drafter(Drafter):
         weights, teacher_hidden = normed.new_ones(len(rows)).float() / normalizer, teacher_hidden.flatten(0, 1)[rows]
 
         def chunk_loss(part, hidden, head):
-            logits = F.linear(hidden, head.to(hidden.dtype)).float()
+            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
             with torch.no_grad():
                 teacher, outside = teacher_probabilities(teacher_hidden[part], self.teacher_logits, self.draft_ids)
             return soft_cross_entropy_terms(logits, weights[part], teacher, outside)
