@@ -10,8 +10,12 @@ from typing import Any
 
 from . import eagle
 from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
+from .writing import bookkeeping, named_layers, transformer_fields
 
 
+# The version whose layout we write.
+VERSION = "0.9.0"
+ARCHITECTURES = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel", "eagle3": "Eagle3DraftModel"}
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 COMMON = {
     "architectures",
@@ -134,3 +138,44 @@ def _verifier(config: dict[str, Any]) -> str | None:
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
     """Our state dict of theirs: the names are the same."""
     return vocabulary_map(state_dict, config)
+
+
+def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
+    """Their config.json for our config. It has no `model_type`: engines then take it for another format."""
+    method, layers = config.model_type, named_layers(config)
+    theirs = layers and [i + 1 for i in layers]
+    fields = bookkeeping(config, ARCHITECTURES[method]) | {
+        "draft_vocab_size": config.output_size,
+        "speculators_config": _speculation(config),
+        "speculators_model_type": method,
+        "speculators_version": VERSION,
+        "target_hidden_size": config.target_hidden_size,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": transformer_fields(config),
+    }
+    if method == "eagle3":
+        norms = {name: getattr(config, name) for name in eagle.NORMS}
+        return fields | norms | {"eagle_aux_hidden_state_layer_ids": theirs}
+    fields |= {name: getattr(config, name) for name in ("block_size", "mask_token_id", "sample_from_anchor")}
+    fields |= {"aux_hidden_state_layer_ids": theirs, "sliding_window_non_causal": _both_ways(config)}
+    return fields | ({name: getattr(config, name) for name in HEADS} if method == "dspark" else {})
+
+
+def _both_ways(config: Any) -> bool:
+    """Also true of a drafter without sliding layers: vLLM takes the field for all layers of a DFlash drafter."""
+    return not (config.sliding_causal and any(map(config.is_sliding, range(config.num_hidden_layers))))
+
+
+def _speculation(config: Any) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
+    return {
+        "algorithm": config.model_type,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+        "verifier": {"architectures": [], "name_or_path": config.target_name_or_path},
+    }
+
+
+def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Their state dict of ours: the names are the same."""
+    return state_dict
