@@ -94,13 +94,15 @@ CAPABILITIES = {
 }
 
 
-def refusals(config: Any, target_format: str) -> list[str]:
+def refusals(config: Any, target_format: str, mere_copies: bool = False) -> list[str]:
     """
     Why a format can't carry a drafter.
 
     Args:
         config (`DrafterConfig`): The drafter's.
         target_format (`str`): One of `CAPABILITIES`.
+        mere_copies (`bool`, *optional*, defaults to `False`): Whether the drafter's own embedding and LM head are to
+            be taken for copies of the target's, which are dropped once it is attached.
 
     Returns:
         `list[str]`: The reasons, none if it can.
@@ -110,7 +112,8 @@ def refusals(config: Any, target_format: str) -> list[str]:
     if kind not in able.families:
         carried = " and ".join(NAMES[k] for k in able.families)
         return [f"it holds {carried} drafters only, this one is {name}"]
-    reasons = [*_transformer_refusals(config, able, kind), *_part_refusals(config, able, kind)]
+    reasons = [*_transformer_refusals(config, able, kind)]
+    reasons += [] if mere_copies else _part_refusals(config, able, kind)
     return reasons + (_eagle_refusals(config, able) if kind == "eagle3" else _block_refusals(config, able, kind))
 
 
@@ -132,23 +135,23 @@ def _transformer_refusals(config: Any, able: Capability, kind: str) -> list[str]
     if config.target_hidden_size != config.hidden_size and kind not in able.target_width:
         sizes = f"{config.target_hidden_size} and {config.hidden_size}"
         reasons.append(f"target and drafter have one hidden size there, here they have {sizes}")
+    if config.draft_vocab_size and kind not in able.draft_vocabulary:
+        reasons.append(f"it has no reduced draft vocabulary for {NAMES[kind]} (`draft_vocab_size`)")
     return reasons
 
 
 def _part_refusals(config: Any, able: Capability, kind: str) -> list[str]:
-    reasons = []
-    if config.draft_vocab_size and kind not in able.draft_vocabulary:
-        reasons.append(f"it has no reduced draft vocabulary for {NAMES[kind]} (`draft_vocab_size`)")
-    for part, own, allowed in (
-        ("embed_tokens", config.own_embedding, able.own_embedding),
-        ("lm_head", config.own_head, able.own_head),
-    ):
-        if own and kind not in allowed:
-            reasons.append(
-                f"its readers always take the target's {PARTS[part]}, and this drafter keeps one of its own (a mere "
-                "copy is dropped once the target is attached)"
-            )
-    return reasons
+    own = {
+        "embed_tokens": config.own_embedding and kind not in able.own_embedding,
+        "lm_head": config.own_head and kind not in able.own_head,
+    }
+    parts = " and ".join(PARTS[part] for part in PARTS if own[part])
+    if not parts:
+        return []
+    return [
+        f"its readers always take the target's {parts}, and this drafter has its own (mere copies are dropped once "
+        "the target is attached: `drafter.attach(target)`, on the command line --target)"
+    ]
 
 
 def _block_refusals(config: Any, able: Capability, kind: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from .fields import architecture, refuse_convention, transformer
-from .writing import bookkeeping, given, named_layers, transformer_fields
+from .writing import given, named_layers, transformer_fields
 
 
 BLOCK_ARCHITECTURES = {"Qwen3DSparkModel"}
@@ -94,10 +94,10 @@ def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     if kind == "eagle3":
         fields |= {"draft_num_hidden_layers": 1, "ttt_length": config.num_drafts}
         fields |= {"step_loss_decay": config.step_loss_decay}
-        return fields | bookkeeping(config, f"{family}Eagle3Model")
+        return fields | {"architectures": [f"{family}Eagle3Model"]}
     fields |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
     heads = {name: getattr(config, name) for name in HEADS} if kind == "dspark" else NO_HEADS
-    return fields | heads | bookkeeping(config, f"{family}DSparkModel")
+    return fields | heads | {"architectures": [f"{family}DSparkModel"]}
 
 
 def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """
-Checkpoints for SGLang. It loads SpecForge's layout, which [`specforge`] reads again, with the heads of a DSpark drafter
-repeated beside the transformer's fields. Embedding and LM head are the target's there, except for EAGLE-3's head.
+Checkpoints for SGLang. It loads SpecForge's layout, which our reader of SpecForge reads again, with the heads of a
+DSpark drafter repeated beside the transformer's fields. Embedding and LM head are the target's there, except for
+EAGLE-3's head.
 """
 
 from collections.abc import Collection
 from typing import Any
 
 from . import specforge, zlab
-from .writing import bookkeeping, flat_rotary, given, named_layers, transformer_fields
+from .writing import flat_rotary, given, named_layers, transformer_fields
 
 
 def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
@@ -17,10 +18,10 @@ def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     # Named, as SpecForge does and z-lab doesn't: the two differ in what sliding layers see.
     fields = zlab.write_block_fields(config) | {"draft_vocab_size": config.vocab_size}
     if config.model_type == "dflash":
-        return fields | bookkeeping(config, zlab.ARCHITECTURE)
+        return fields | {"architectures": [zlab.ARCHITECTURE]}
     heads = {name: getattr(config, name) for name in specforge.HEADS}
     fields["dflash_config"] |= heads | {"projector_type": "dspark"}
-    return fields | heads | {"sample_from_anchor": True} | bookkeeping(config, specforge.DSPARK_ARCHITECTURE)
+    return fields | heads | {"sample_from_anchor": True, "architectures": [specforge.DSPARK_ARCHITECTURE]}
 
 
 def _eagle_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _eagle_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     layers = named_layers(config)
     if layers is not None:
         fields["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}
-    return fields | {"fc_norm": config.fc_norm} | bookkeeping(config, specforge.EAGLE_ARCHITECTURE)
+    return fields | {"fc_norm": config.fc_norm, "architectures": [specforge.EAGLE_ARCHITECTURE]}
 
 
 def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:

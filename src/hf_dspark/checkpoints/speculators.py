@@ -10,7 +10,7 @@ from typing import Any
 
 from . import eagle
 from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
-from .writing import bookkeeping, named_layers, transformer_fields
+from .writing import named_layers, transformer_fields
 
 
 # The version whose layout we write.
@@ -144,7 +144,8 @@ def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     """Their config.json for our config. It has no `model_type`: engines then take it for another format."""
     method, layers = config.model_type, named_layers(config)
     theirs = layers and [i + 1 for i in layers]
-    fields = bookkeeping(config, ARCHITECTURES[method]) | {
+    fields = {
+        "architectures": [ARCHITECTURES[method]],
         "draft_vocab_size": config.output_size,
         "speculators_config": _speculation(config),
         "speculators_model_type": method,

@@ -26,11 +26,6 @@ def named_layers(config: Any) -> list[int] | None:
     return None if config.target_layer_ids == EAGLE3_LAYERS else list(config.target_layer_ids)
 
 
-def bookkeeping(config: Any, architecture: str) -> dict[str, Any]:
-    """What every config.json says about its file."""
-    return {"architectures": [architecture], "dtype": str(config.dtype).removeprefix("torch.")}
-
-
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are set."""
     return {k: v for k, v in fields.items() if v is not None}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from .fields import borrowed_or_own, one_value, refuse_convention, refuse_unknown, required, stored_dtype, transformer
-from .writing import bookkeeping, flat_rotary, given, named_layers, transformer_fields
+from .writing import flat_rotary, given, named_layers, transformer_fields
 
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -57,7 +57,7 @@ def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
 
 def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     """Their config.json for our config."""
-    return write_block_fields(config) | bookkeeping(config, ARCHITECTURE)
+    return write_block_fields(config) | {"architectures": [ARCHITECTURE]}
 
 
 def write_block_fields(config: Any) -> dict[str, Any]:

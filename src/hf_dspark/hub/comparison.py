@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.drafter import Drafter, TargetParts
+from ..models.drafter import Drafter, Proposal, TargetParts
 
 
-# Fields that change what is drafted; `EAGLE-3` has only the last ones.
+# Fields that change what is drafted; no drafter has all of them.
 FIELDS = (
     "target_layer_ids",
     "target_hidden_size",
@@ -90,8 +90,7 @@ def _changed_tensors(drafter: Drafter, again: Drafter) -> list[str]:
         added = {"embed_tokens.weight", "lm_head.weight"} - after.keys()
         before = {key: tensor for key, tensor in before.items() if key not in added}
     changed = before.keys() ^ after.keys()
-    same = (key for key in before.keys() & after.keys())
-    return sorted(changed | {key for key in same if not _equal(before[key], after[key])})
+    return sorted(changed | {key for key in before.keys() & after.keys() if not _equal(before[key], after[key])})
 
 
 def _equal(before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -105,14 +104,23 @@ def _same_proposals(drafter: Drafter, again: Drafter) -> bool:
     features = torch.randn(1, LENGTH, width, generator=generator)
     tokens = torch.randint(config.vocab_size or config.mask_token_id, (1, LENGTH), generator=generator)
     parts = drafter._target or _stand_in(drafter)
-    proposals = [_propose(model, parts, features, tokens) for model in (drafter, again.to(drafter.device).eval())]
-    first, second = proposals
+    # Of EAGLE-3 most formats don't say how many; `generation_config.json` does.
+    count = min(drafter.num_drafts, again.num_drafts)
+    second = _propose(again.to(drafter.device), parts, features, tokens, count)
+    # `drafter.to(torch.bfloat16)` rounds the rotary frequencies, which no checkpoint holds; they follow from the config.
+    rotary, drafter.rotary_emb = drafter.rotary_emb, again.rotary_emb
+    try:
+        first = _propose(drafter, parts, features, tokens, count)
+    finally:
+        drafter.rotary_emb = rotary
     if not torch.equal(first.tokens, second.tokens):
         return False
     return first.confidences is None or torch.allclose(first.confidences, second.confidences)
 
 
-def _propose(drafter: Drafter, parts: TargetParts, features: torch.Tensor, tokens: torch.Tensor) -> Any:
+def _propose(
+    drafter: Drafter, parts: TargetParts, features: torch.Tensor, tokens: torch.Tensor, count: int
+) -> Proposal:
     """A proposal with these parts of a target, whatever the drafter is attached to."""
     attached, was_training = drafter._target, drafter.training
     object.__setattr__(drafter, "_target", parts)
@@ -121,7 +129,7 @@ def _propose(drafter: Drafter, parts: TargetParts, features: torch.Tensor, token
         cache = drafter.new_cache()
         tokens = tokens.to(drafter.device)
         drafter.extend(cache, features.to(drafter.device, drafter.dtype), tokens)
-        return drafter.propose(cache, tokens[:, -1], min(drafter.num_drafts, 7))
+        return drafter.propose(cache, tokens[:, -1], count)
     finally:
         object.__setattr__(drafter, "_target", attached)
         drafter.train(was_training)
@@ -133,14 +141,10 @@ def _stand_in(drafter: Drafter) -> TargetParts:
     # Some formats leave the vocabulary to the target; then any will do that has the mask token.
     size = config.vocab_size or config.mask_token_id + 1
 
-    def weight(rows: int) -> nn.Parameter:
-        values = torch.randn(rows, config.hidden_size, generator=generator, dtype=torch.float32)
-        return nn.Parameter(values.to(drafter.device, drafter.dtype), requires_grad=False)
+    def weight(rows: int) -> torch.Tensor:
+        return torch.randn(rows, config.hidden_size, generator=generator).to(drafter.device, drafter.dtype)
 
-    embedding, head = nn.Module(), nn.Module()
-    head.weight = weight(size if drafter.lm_head is None else 1)
-    embedding = nn.Embedding(1, 1) if drafter.embed_tokens is not None else nn.Embedding(size, config.hidden_size)
-    if drafter.embed_tokens is None:
-        embedding.weight = weight(size)
-    draft_head = weight(config.draft_vocab_size) if config.draft_vocab_size and drafter.lm_head is None else None
-    return TargetParts(embedding, head, draft_head)
+    embedding = nn.Embedding.from_pretrained(weight(size if drafter.embed_tokens is None else 1))
+    head = nn.Linear(1, 1, bias=False)
+    head.weight.data = weight((config.output_size or size) if drafter.lm_head is None else 1)
+    return TargetParts(embedding, head, head.weight.data if config.draft_vocab_size else None)

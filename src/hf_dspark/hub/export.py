@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -71,8 +70,8 @@ def require_carried(drafter: Drafter, format: str) -> None:
         )
     if format != "hf-dspark" and not drafter.config.vocab_size:
         raise ValueError(
-            f"The format {format!r} names the size of the vocabulary, which this checkpoint leaves to its target. Call "
-            "`drafter.attach(target)` first (on the command line: --target)."
+            f"The format {format!r} names the size of the vocabulary, which this checkpoint leaves to its target. "
+            "Call `drafter.attach(target)` first (on the command line: --target)."
         )
 
 
@@ -116,19 +115,14 @@ def _write(drafter: Drafter, folder: Path, format: str) -> None:
         drafter.save_pretrained(folder)
         return
     config, writer = drafter.config, WRITERS[format]
-    config.dtype = drafter.dtype
     weights = writer.write_weights(_state_dict(drafter, format), config)
-    fields = writer.write_config(config, weights.keys())
+    fields = writer.write_config(config, weights.keys()) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     save_file(weights, folder / SAFE_WEIGHTS_NAME, {"format": "pt"})
-    # These formats have no decoding settings; beside them we read ours.
-    if drafter.generation_config.to_dict() != default_generation_config(config).to_dict() or _unsaid_drafts(config):
+    # These formats have no decoding settings, nor mostly EAGLE-3's number of drafts; beside them we read ours.
+    default = default_generation_config(config).to_dict()
+    if config.model_type == "eagle3" or drafter.generation_config.to_dict() != default:
         drafter.generation_config.save_pretrained(folder)
-
-
-def _unsaid_drafts(config: Any) -> bool:
-    """Whether the drafter proposes another number of tokens than its class does by default."""
-    return config.model_type == "eagle3" and config.num_drafts != type(config)().num_drafts
 
 
 def _state_dict(drafter: Drafter, format: str) -> dict[str, torch.Tensor]:
