@@ -60,7 +60,7 @@ CASES = {
         "dspark", "qwen3", {"window_from_anchor": True, "sliding_causal": True}, SLIDING, "hv",
     ),
     "eagle3": ("eagle3", "llama", {}, {}, "hvs"),
-    "eagle3_qwen3": ("eagle3", "qwen3", {"num_drafts": 4}, {}, "hdv"),
+    "eagle3_qwen3": ("eagle3", "qwen3", {"num_drafts": 9}, {}, "hdv"),
     "eagle3_draft_vocabulary": ("eagle3", "llama", {"draft_vocab_size": 24}, {}, "hvs"),
     "eagle3_own_head": ("eagle3", "llama", {"own_head": True}, {}, "hvs"),
     "eagle3_own_embedding": ("eagle3", "llama", {"own_embedding": True}, {}, "hv"),

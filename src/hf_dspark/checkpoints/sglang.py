@@ -29,6 +29,7 @@ def _eagle_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     # Without a size the engine takes the target's head.
     fields |= {"draft_vocab_size": config.output_size if "lm_head.weight" in keys else None}
     fields |= given(num_target_layers=config.num_target_layers, target_hidden_size=config.target_hidden_size)
+    fields["ttt_length"] = config.num_drafts
     layers = named_layers(config)
     if layers is not None:
         fields["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}

@@ -8,6 +8,7 @@ counted from the anchor.
 from collections.abc import Collection
 from typing import Any
 
+from ..models.eagle3.configuration_eagle3 import Eagle3Config
 from . import eagle
 from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
 from .writing import named_layers, transformer_fields
@@ -90,7 +91,9 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     if method == "eagle3":
         named = config.get("eagle_aux_hidden_state_layer_ids")
         layers = eagle.feature_layers(named and _ours(named), assumed)
-        return fields | {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+        fields |= {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+        # A default for serving; the drafter goes on for as long as it is asked to.
+        return fields | {"num_drafts": max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)}
     return fields | _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
 
 
@@ -106,14 +109,19 @@ def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, 
     if config.get("sliding_window_non_causal") is None and _slides(config):
         assumed["sliding_causal"] = "True: the config doesn't say, and this is its project's default"
     drafts = fields["block_size"] - (not fields["sample_from_anchor"])
-    for proposal in (config.get("speculators_config") or {}).get("proposal_methods") or []:
-        if proposal.get("speculative_tokens", 0) > drafts:
+    for tokens in _speculative_tokens(config):
+        if tokens > drafts:
             raise ValueError(
-                f"`speculative_tokens` {proposal['speculative_tokens']} contradicts `block_size` "
+                f"`speculative_tokens` {tokens} contradicts `block_size` "
                 f"{fields['block_size']} with `sample_from_anchor` {fields['sample_from_anchor']}, which proposes "
                 f"{drafts}. Correct the wrong one."
             )
     return fields
+
+
+def _speculative_tokens(config: dict[str, Any]) -> list[int]:
+    proposals = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    return [proposal["speculative_tokens"] for proposal in proposals if proposal.get("speculative_tokens")]
 
 
 def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool:

@@ -107,7 +107,7 @@ def _same_proposals(drafter: Drafter, again: Drafter) -> bool:
     # Of EAGLE-3 most formats don't say how many; `generation_config.json` does.
     count = min(drafter.num_drafts, again.num_drafts)
     second = _propose(again.to(drafter.device), parts, features, tokens, count)
-    # `drafter.to(torch.bfloat16)` rounds the rotary frequencies, which no checkpoint holds; they follow from the config.
+    # `drafter.to(torch.bfloat16)` rounds the rotary frequencies too; no checkpoint holds them, the config gives them.
     rotary, drafter.rotary_emb = drafter.rotary_emb, again.rotary_emb
     try:
         first = _propose(drafter, parts, features, tokens, count)
