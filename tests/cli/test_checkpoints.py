@@ -26,7 +26,7 @@ def pair(tmp_path_factory):
     settings = {"mask_token_id": 63, "block_size": 5, "target_name_or_path": "some/target"}
     DSparkDrafter.from_target(target, markov_rank=8, **settings).save_pretrained(root / "dspark")
     DFlashDrafter.from_target(target, **settings).save_pretrained(root / "dflash")
-    Eagle3Drafter.from_target(target).save_pretrained(root / "eagle3")
+    Eagle3Drafter.from_target(target, target_layer_ids=[0, 1, 2]).save_pretrained(root / "eagle3")
     return root
 
 
