@@ -5,6 +5,9 @@ Other projects' checkpoints, one file each. A format is a module with three func
 - `read_config(config, keys) -> dict`: the fields of our config, given the names of the stored tensors too;
 - `read_weights(state_dict, config) -> dict`: our state dict of theirs, `config` being ours.
 
+A format that we write has the mirror of the last two, `write_config(config, keys)` and
+`write_weights(state_dict, config)`, and a row in `capabilities.py`, which says what it can carry.
+
 What several of them share is in `fields.py`, the files themselves in `files.py`. To add a format, write its module
 and name it in `FORMATS`.
 """
@@ -16,13 +19,15 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from . import deepspec, eagle, specforge, speculators, transformers_dflash, zlab
+from . import deepspec, eagle, sglang, specforge, speculators, transformers_dflash, zlab
 from .files import CONFIG_NAME, LOCATION, check_weights, read_config, read_weights
 
 
 # The first that recognises a config reads it; SpecForge writes z-lab's layout with more in it.
 FORMATS = (speculators, deepspec, specforge, zlab, transformers_dflash, eagle)
 NATIVE = ("dspark", "dflash", "eagle3")
+# Our own format is what `save_pretrained` writes.
+WRITERS = {"deepspec": deepspec, "speculators": speculators, "sglang": sglang, "zlab": zlab}
 
 
 def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, Any]) -> tuple[Any, dict] | None:

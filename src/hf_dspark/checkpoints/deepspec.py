@@ -11,10 +11,15 @@ from transformers import AutoConfig
 
 from ..models import gemma4
 from .fields import architecture, refuse_convention, required, transformer
+from .writing import given, named_layers, transformer_fields
 
 
 BLOCK_ARCHITECTURES = {"Qwen3DSparkModel", "Gemma4DSparkModel"}
 EAGLE_ARCHITECTURES = {"Qwen3Eagle3Model", "Gemma4Eagle3Model"}
+# How the names of their classes begin, by the family of the transformer; Gemma 4 is read, not written.
+FAMILIES = {"qwen3": "Qwen3"}
+HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+NO_HEADS = {"markov_rank": 0, "enable_confidence_head": False}
 
 # Fields of their config that describe the drafter rather than the transformer.
 DRAFTER_FIELDS = {
@@ -97,4 +102,23 @@ def _present(config: dict[str, Any], **names: str) -> dict[str, Any]:
 
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
     """Our state dict of theirs: the names are the same."""
+    return state_dict
+
+
+def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
+    """Their config.json for our config."""
+    family, kind = FAMILIES[config.text_config.model_type], config.model_type
+    fields = transformer_fields(config) | {"target_layer_ids": named_layers(config)}
+    fields |= given(num_target_layers=config.num_target_layers, target_model_name_or_path=config.target_name_or_path)
+    if kind == "eagle3":
+        fields |= {"draft_num_hidden_layers": 1, "ttt_length": config.num_drafts}
+        fields |= {"step_loss_decay": config.step_loss_decay}
+        return fields | {"architectures": [f"{family}Eagle3Model"]}
+    fields |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+    heads = {name: getattr(config, name) for name in HEADS} if kind == "dspark" else NO_HEADS
+    return fields | heads | {"architectures": [f"{family}DSparkModel"]}
+
+
+def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Their state dict of ours: the names are the same."""
     return state_dict

@@ -18,7 +18,7 @@ from .fields import (
 )
 
 
-DRAFTER_FIELDS = {"draft_vocab_size", "eagle_config", "num_target_layers", "target_hidden_size"}
+DRAFTER_FIELDS = {"draft_vocab_size", "eagle_config", "num_target_layers", "target_hidden_size", "ttt_length"}
 # What variants of the method do, and this format never.
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -35,16 +35,22 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         refuse_convention(config, name, False)
     assumed: dict[str, str] = {}
     text = transformer(config, assumed, DRAFTER_FIELDS)
-    return borrowed_or_own(keys) | {
-        "text_config": text,
-        "target_layer_ids": feature_layers(_named_layers(config), assumed),
-        "draft_vocab_size": reduced_size(config, config.get("vocab_size")),
-        "num_target_layers": config.get("num_target_layers"),
-        "target_hidden_size": config.get("target_hidden_size"),
-        "dtype": stored_dtype(config),
-        "assumed": assumed,
-        "source_format": "eagle",
-    }
+    # Only our own exports say how many tokens a round proposes.
+    drafts = {"num_drafts": config["ttt_length"]} if "ttt_length" in config else {}
+    return (
+        borrowed_or_own(keys)
+        | drafts
+        | {
+            "text_config": text,
+            "target_layer_ids": feature_layers(_named_layers(config), assumed),
+            "draft_vocab_size": reduced_size(config, config.get("vocab_size")),
+            "num_target_layers": config.get("num_target_layers"),
+            "target_hidden_size": config.get("target_hidden_size"),
+            "dtype": stored_dtype(config),
+            "assumed": assumed,
+            "source_format": "eagle",
+        }
+    )
 
 
 def _named_layers(config: dict[str, Any]) -> list[int] | None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from . import eagle, zlab
-from .fields import architecture, refuse_convention, refuse_unknown
+from .fields import architecture, one_value, refuse_convention, refuse_unknown
 
 
 EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -43,8 +43,10 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     refuse_convention(nested, "attention_mode", "gqa")
     refuse_convention(config, "sample_from_anchor", kind == "dspark")
     refuse_convention(config, "draft_vocab_size", config.get("vocab_size"))
-    fields = zlab.block_fields(config, keys, sliding_causal=True)
-    heads = {name: nested[name] for name in HEADS if name in nested}
+    flat = {k: v for k, v in config.items() if k not in HEADS}
+    fields = zlab.block_fields(flat, keys, sliding_causal=True)
+    # SGLang reads them beside the transformer's fields.
+    heads = {name: one_value(name, nested, config) for name in HEADS if name in nested or name in config}
     return fields | heads | {"sample_from_anchor": kind == "dspark", "source_format": "specforge"}
 
 

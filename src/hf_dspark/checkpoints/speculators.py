@@ -8,10 +8,15 @@ counted from the anchor.
 from collections.abc import Collection
 from typing import Any
 
+from ..models.eagle3.configuration_eagle3 import Eagle3Config
 from . import eagle
 from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
+from .writing import named_layers, transformer_fields
 
 
+# The version whose layout we write.
+VERSION = "0.9.0"
+ARCHITECTURES = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel", "eagle3": "Eagle3DraftModel"}
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 COMMON = {
     "architectures",
@@ -86,7 +91,9 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     if method == "eagle3":
         named = config.get("eagle_aux_hidden_state_layer_ids")
         layers = eagle.feature_layers(named and _ours(named), assumed)
-        return fields | {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+        fields |= {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+        # A default for serving; the drafter goes on for as long as it is asked to.
+        return fields | {"num_drafts": max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)}
     return fields | _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
 
 
@@ -102,14 +109,19 @@ def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, 
     if config.get("sliding_window_non_causal") is None and _slides(config):
         assumed["sliding_causal"] = "True: the config doesn't say, and this is its project's default"
     drafts = fields["block_size"] - (not fields["sample_from_anchor"])
-    for proposal in (config.get("speculators_config") or {}).get("proposal_methods") or []:
-        if proposal.get("speculative_tokens", 0) > drafts:
+    for tokens in _speculative_tokens(config):
+        if tokens > drafts:
             raise ValueError(
-                f"`speculative_tokens` {proposal['speculative_tokens']} contradicts `block_size` "
+                f"`speculative_tokens` {tokens} contradicts `block_size` "
                 f"{fields['block_size']} with `sample_from_anchor` {fields['sample_from_anchor']}, which proposes "
                 f"{drafts}. Correct the wrong one."
             )
     return fields
+
+
+def _speculative_tokens(config: dict[str, Any]) -> list[int]:
+    proposals = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    return [proposal["speculative_tokens"] for proposal in proposals if proposal.get("speculative_tokens")]
 
 
 def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool:
@@ -134,3 +146,45 @@ def _verifier(config: dict[str, Any]) -> str | None:
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
     """Our state dict of theirs: the names are the same."""
     return vocabulary_map(state_dict, config)
+
+
+def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
+    """Their config.json for our config. It has no `model_type`: engines then take it for another format."""
+    method, layers = config.model_type, named_layers(config)
+    theirs = layers and [i + 1 for i in layers]
+    fields = {
+        "architectures": [ARCHITECTURES[method]],
+        "draft_vocab_size": config.output_size,
+        "speculators_config": _speculation(config),
+        "speculators_model_type": method,
+        "speculators_version": VERSION,
+        "target_hidden_size": config.target_hidden_size,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": transformer_fields(config),
+    }
+    if method == "eagle3":
+        norms = {name: getattr(config, name) for name in eagle.NORMS}
+        return fields | norms | {"eagle_aux_hidden_state_layer_ids": theirs}
+    fields |= {name: getattr(config, name) for name in ("block_size", "mask_token_id", "sample_from_anchor")}
+    fields |= {"aux_hidden_state_layer_ids": theirs, "sliding_window_non_causal": _both_ways(config)}
+    return fields | ({name: getattr(config, name) for name in HEADS} if method == "dspark" else {})
+
+
+def _both_ways(config: Any) -> bool:
+    """Also true of a drafter without sliding layers: vLLM takes the field for all layers of a DFlash drafter."""
+    return not (config.sliding_causal and any(map(config.is_sliding, range(config.num_hidden_layers))))
+
+
+def _speculation(config: Any) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
+    return {
+        "algorithm": config.model_type,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+        "verifier": {"architectures": [], "name_or_path": config.target_name_or_path},
+    }
+
+
+def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Their state dict of ours: the names are the same."""
+    return state_dict

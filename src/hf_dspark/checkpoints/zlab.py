@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from .fields import borrowed_or_own, one_value, refuse_convention, refuse_unknown, required, stored_dtype, transformer
+from .writing import flat_rotary, given, named_layers, transformer_fields
 
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -51,4 +52,24 @@ def block_fields(config: dict[str, Any], keys: Collection[str], sliding_causal: 
 
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
     """Our state dict of theirs: the names are the same."""
+    return state_dict
+
+
+def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
+    """Their config.json for our config."""
+    return write_block_fields(config) | {"architectures": [ARCHITECTURE]}
+
+
+def write_block_fields(config: Any) -> dict[str, Any]:
+    """What all block drafters of this layout have in common."""
+    fields = flat_rotary(transformer_fields(config)) | given(num_target_layers=config.num_target_layers)
+    nested = {"mask_token_id": config.mask_token_id, "target_layer_ids": named_layers(config)}
+    if any(map(config.is_sliding, range(config.num_hidden_layers))) and not config.sliding_causal:
+        # The one field that says so; projects differ in what its absence means.
+        fields["is_causal"] = False
+    return fields | {"block_size": config.block_size, "dflash_config": nested}
+
+
+def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Their state dict of ours: the names are the same."""
     return state_dict

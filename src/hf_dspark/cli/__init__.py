@@ -28,8 +28,10 @@ def build_app() -> Typer:
     """
     from typer import Typer
 
+    from .convert import convert, convert_help
     from .demo import demo
     from .generate import generate
+    from .inspect import inspect
 
     app = Typer(
         help=HELP,
@@ -40,6 +42,8 @@ def build_app() -> Typer:
     )
     app.command()(demo)
     app.command()(generate)
+    app.command(help=convert_help())(convert)
+    app.command()(inspect)
     return app
 
 

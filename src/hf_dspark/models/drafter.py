@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -393,6 +394,34 @@ class Drafter(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             self.generation_config.save_pretrained(save_directory)
+
+    def export(self, folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
+        """
+        Writes the drafter in another project's format, reads it back and compares, and only then puts it in place.
+
+        Args:
+            folder (`str`): Where to.
+            format (`str`, *optional*, defaults to `"hf-dspark"`):
+                `"hf-dspark"`, `"deepspec"`, `"speculators"` (vLLM), `"sglang"` or `"zlab"`. Not every format can carry
+                every drafter; those that store copies of the target's embedding or LM head need `attach(target)`.
+            force (`bool`, *optional*, defaults to `False`): Whether a checkpoint that is there already is replaced.
+
+        Returns:
+            `Path`: the folder.
+
+        Raises:
+            FileExistsError: If the folder is not empty and not to be replaced.
+            ValueError: If the format can't carry this drafter, naming why.
+
+        Example:
+
+        ```python
+        >>> drafter.attach(target).export("my-drafter-vllm", format="speculators")  # doctest: +SKIP
+        ```
+        """
+        from ..hub.export import export
+
+        return export(self, folder, format, force)
 
     def check_weights(self) -> None:
         """

@@ -1,0 +1,62 @@
+"""`hf-dspark convert`: a drafter in another project's format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from rich.console import Console
+from rich.text import Text
+from typer import Argument, Option
+
+from ..checkpoints.capabilities import NAMES, table
+
+
+def convert_help() -> str:
+    """The help text, with what each format can carry."""
+    lines = (
+        f"- **{row['format']}**: " + ". ".join(f"{name}: {row[name]}" for name in NAMES.values() if row[name] != "no")
+        for row in table()
+    )
+    return f"{convert.__doc__}\n\nWhat each format can carry:\n\n" + "\n".join(lines)
+
+
+def convert(
+    source: Annotated[str, Argument(metavar="SRC", help="The drafter: a folder or Hub id, in any format we read.")],
+    destination: Annotated[str, Argument(metavar="DST", help="The folder to write.")],
+    to: Annotated[
+        Literal["hf-dspark", "deepspec", "speculators", "sglang", "zlab"],
+        Option(help="The format; speculators is what vLLM serves."),
+    ],
+    target: Annotated[
+        str | None,
+        Option(
+            help="The drafter's target: a folder or Hub id. Needed by formats that store copies of its embedding or "
+            "LM head, and by those that leave them out, to tell a copy from a head of the drafter's own."
+        ),
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace a checkpoint that is there already.")] = False,
+) -> None:
+    """
+    Write the drafter SRC to the folder DST in another format.
+
+    The result is read back and compared with SRC before it takes the name DST; if anything fails, nothing is left.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..auto import AutoDrafter
+
+    disable_progress_bar()
+    drafter = AutoDrafter.from_pretrained(source)
+    came_from = drafter.config.source_format
+    if target:
+        _attach(drafter, target)
+    folder = drafter.export(destination, format=to, force=force)
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    Console(soft_wrap=True).print(Text(f"{folder}: {came_from} to {to}, {size:.1f} MB, read back and compared."))
+
+
+def _attach(drafter, target: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    drafter.attach(AutoModelForCausalLM.from_pretrained(target, dtype="auto"))
+    drafter.config.target_name_or_path = target

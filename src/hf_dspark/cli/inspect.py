@@ -1,0 +1,149 @@
+"""`hf-dspark inspect`: what a checkpoint is, and who can use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+
+if TYPE_CHECKING:
+    from ..models.drafter import Drafter
+
+
+def inspect(
+    checkpoint: Annotated[str, Argument(help="The drafter: a folder or Hub id, in any format we read.")],
+    target: Annotated[
+        str | None,
+        Option(help="Its target, for the engines' command lines.", show_default="the one that the drafter names"),
+    ] = None,
+) -> None:
+    """
+    Tell what CHECKPOINT is, which formats can carry it, and how engines serve it.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..auto import AutoDrafter
+
+    disable_progress_bar()
+    drafter = AutoDrafter.from_pretrained(checkpoint)
+    console = Console(highlight=False)
+    console.print(_facts(checkpoint, drafter))
+    console.print(_formats(drafter))
+    _print_engines(console, checkpoint, drafter, target or drafter.config.target_name_or_path or "TARGET")
+
+
+def _facts(checkpoint: str, drafter: Drafter) -> Table:
+    config, text = drafter.config, drafter.config.text_config
+    facts = _table(checkpoint)
+    facts.add_row("drafter", f"{_name(config)} with {text.model_type} layers; format {config.source_format}")
+    facts.add_row("target", config.target_name_or_path or "not named")
+    facts.add_row("layers", f"{text.num_hidden_layers}, hidden size {text.hidden_size}{_windows(config)}")
+    facts.add_row("attention", f"{text.num_attention_heads} heads, {text.num_key_value_heads} for keys and values")
+    facts.add_row("drafts", _drafts(config))
+    if config.model_type == "dspark":
+        facts.add_row("heads", _heads(config))
+    facts.add_row("vocabulary", _vocabulary(config))
+    facts.add_row("features", _features(config))
+    facts.add_row("size", _size(drafter))
+    facts.add_row("borrowed", _borrowed(config))
+    for name, reason in (config.assumed or {}).items():
+        facts.add_row("assumed", f"{name} = {reason}")
+    return facts
+
+
+def _table(title: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _name(config: Any) -> str:
+    from ..checkpoints.capabilities import NAMES
+
+    return NAMES[config.model_type]
+
+
+def _windows(config: Any) -> str:
+    sliding = sum(config.is_sliding(i) for i in range(config.num_hidden_layers))
+    return f", {sliding} of them with a window of {config.text_config.sliding_window}" if sliding else ""
+
+
+def _drafts(config: Any) -> str:
+    if config.model_type == "eagle3":
+        return f"{config.num_drafts} a round, one after the other"
+    slots = "every slot proposes" if config.sample_from_anchor else "only the mask slots propose"
+    return f"{config.num_drafts} a round, at once: blocks of {config.block_size}, {slots}, mask {config.mask_token_id}"
+
+
+def _heads(config: Any) -> str:
+    serial = f"{config.markov_head_type} serial head of rank {config.markov_rank}" if config.markov_rank else ""
+    confidence = "confidence head" if config.enable_confidence_head else "no confidence head"
+    return ", ".join(filter(None, (serial or "no serial head", confidence)))
+
+
+def _vocabulary(config: Any) -> str:
+    whole = str(config.vocab_size) if config.vocab_size else "that of the target"
+    return f"{config.draft_vocab_size} of {whole}" if config.draft_vocab_size else whole
+
+
+def _features(config: Any) -> str:
+    if isinstance(config.target_layer_ids, str):
+        return "outputs of EAGLE-3's own three target layers"
+    of = f" of {config.num_target_layers}" if config.num_target_layers else ""
+    return f"outputs of the target layers {', '.join(map(str, config.target_layer_ids))}{of} (-1: embeddings)"
+
+
+def _size(drafter: Drafter) -> str:
+    tensors = drafter.state_dict().values()
+    parameters, size = sum(p.numel() for p in drafter.parameters()), sum(t.numel() * t.element_size() for t in tensors)
+    dtype = str(drafter.dtype).removeprefix("torch.")
+    return f"{parameters:,} parameters, {size / 1e6:.1f} MB in {dtype}"
+
+
+def _borrowed(config: Any) -> str:
+    from ..checkpoints.capabilities import PARTS
+
+    own = {"embed_tokens": config.own_embedding, "lm_head": config.own_head}
+    borrowed = [PARTS[part] for part in PARTS if not own[part]]
+    stored = [PARTS[part] for part in PARTS if own[part]]
+    words = f"{' and '.join(borrowed)}, from the target" if borrowed else "nothing"
+    return words + (f"; {' and '.join(stored)} in the file, dropped where equal to the target's" if stored else "")
+
+
+def _formats(drafter: Drafter) -> Table:
+    from ..checkpoints.capabilities import CAPABILITIES, copied_parts, refusals
+
+    formats = _table("\nFormats (hf-dspark convert ... --to FORMAT)")
+    for name in CAPABILITIES:
+        reasons = refusals(drafter.config, name, mere_copies=True)
+        needs_target = copied_parts(drafter.config, name) or refusals(drafter.config, name)
+        if name != "hf-dspark" and not drafter.config.vocab_size:
+            needs_target = True
+        verdict = "no: " + "; ".join(reasons) if reasons else "yes, with --target" if needs_target else "yes"
+        formats.add_row(name, verdict)
+    return formats
+
+
+def _print_engines(console: Console, checkpoint: str, drafter: Drafter, target: str) -> None:
+    from ..checkpoints.engines import servings
+
+    console.print("\nEngines", style="italic")
+    run = f'hf-dspark generate "PROMPT" --target {target} --drafter {checkpoint}'
+    _print_engine(console, "transformers, through hf-dspark", run, [])
+    stem = checkpoint.rstrip("/").split("/")[-1]
+    for serving in servings(drafter.config, stem, target):
+        label = f"{serving.engine} (read from its sources, not run here), from --to {serving.format}"
+        _print_engine(console, label, serving.command, serving.reasons)
+
+
+def _print_engine(console: Console, label: str, command: str, reasons: list[str]) -> None:
+    console.print(Text(label, style="bold"))
+    if reasons:
+        console.print(Text(f"  no: {'; '.join(reasons)}"))
+    else:
+        console.print(Text(f"  {command}"), soft_wrap=True)

@@ -1,0 +1,121 @@
+"""`hf-dspark convert` and `hf-dspark inspect`."""
+
+import json
+
+import pytest
+from conftest import make_target
+from typer.testing import CliRunner
+
+from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
+from hf_dspark.cli import build_app
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *args: CliRunner().invoke(build_app(), [str(arg) for arg in args], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a tiny Qwen3 target and of drafters of each kind for it."""
+    root = tmp_path_factory.mktemp("pair")
+    target = make_target("qwen3")
+    target.save_pretrained(root / "target")
+    settings = {"mask_token_id": 63, "block_size": 5, "target_name_or_path": "some/target"}
+    DSparkDrafter.from_target(target, markov_rank=8, **settings).save_pretrained(root / "dspark")
+    DFlashDrafter.from_target(target, **settings).save_pretrained(root / "dflash")
+    Eagle3Drafter.from_target(target, target_layer_ids=[0, 1, 2]).save_pretrained(root / "eagle3")
+    return root
+
+
+def test_convert_there_and_back(run, pair, tmp_path):
+    result = run("convert", pair / "dspark", tmp_path / "vllm", "--to", "speculators")
+    assert result.exit_code == 0, result.output
+    assert "hf-dspark to speculators, " in result.stdout
+    assert result.stdout.rstrip().endswith("MB, read back and compared.")
+    assert json.loads((tmp_path / "vllm" / "config.json").read_text())["speculators_model_type"] == "dspark"
+    assert (
+        "speculators to hf-dspark" in run("convert", tmp_path / "vllm", tmp_path / "ours", "--to", "hf-dspark").stdout
+    )
+    ours = AutoDrafter.from_pretrained(tmp_path / "ours")
+    assert ours.state_dict().keys() == AutoDrafter.from_pretrained(pair / "dspark").state_dict().keys()
+
+
+def test_convert_takes_copies_from_the_target(run, pair, tmp_path):
+    with pytest.raises(ValueError, match=r"stores copies of the target's token embedding and LM head.*--target"):
+        run("convert", pair / "dspark", tmp_path / "x", "--to", "deepspec")
+    result = run("convert", pair / "dspark", tmp_path / "x", "--to", "deepspec", "--target", pair / "target")
+    assert result.exit_code == 0, result.output
+    # And back to a format that leaves them out.
+    with pytest.raises(ValueError, match="always take the target's token embedding and LM head"):
+        run("convert", tmp_path / "x", tmp_path / "y", "--to", "sglang")
+    result = run("convert", tmp_path / "x", tmp_path / "y", "--to", "sglang", "--target", pair / "target")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_convert_refuses_by_name(run, pair, tmp_path):
+    with pytest.raises(ValueError, match=r"The format 'zlab' can't carry this drafter: it holds DFlash drafters only"):
+        run("convert", pair / "eagle3", tmp_path / "x", "--to", "zlab")
+    assert run("convert", pair / "eagle3", tmp_path / "x", "--to", "gguf").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_convert_overwrites_only_with_force(run, pair, tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        run("convert", pair / "dflash", tmp_path / "x", "--to", "speculators")
+    assert run("convert", pair / "dflash", tmp_path / "x", "--to", "speculators", "--force").exit_code == 0
+    assert AutoDrafter.from_pretrained(tmp_path / "x").config.source_format == "speculators"
+
+
+def test_convert_help_tells_what_formats_carry(run):
+    text = " ".join(run("convert", "--help").stdout.split())
+    assert "zlab: DFlash: qwen3; masks only; full vocabulary" in text
+    assert "speculators: DSpark: qwen3; any vocabulary." in text
+
+
+def test_inspect(run, pair):
+    result = run("inspect", pair / "dspark")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    for fact in (
+        "DSpark with qwen3 layers; format hf-dspark",
+        "target some/target",
+        "hidden size 32",
+        "4 heads, 2 for keys and values",
+        "5 a round, at once: blocks of 5, every slot proposes, mask 63",
+        "vanilla serial head of rank 8, confidence head",
+        "vocabulary 64",
+        "outputs of the target layers 1 of 4",
+        "MB in float32",
+        "borrowed token embedding and LM head, from the target",
+        "deepspec yes, with --target",
+        "speculators yes",
+        "zlab no: it holds DFlash drafters only",
+        "vLLM 0.33.0 (read from its sources, not run here)",
+        "SGLang 0.5.23 (read from its sources, not run here)",
+    ):
+        assert fact in text, fact
+    # Command lines are not broken, so that they can be copied.
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    speculation = '{"method": "dspark", "model": "dspark-speculators", "num_speculative_tokens": 5}'
+    assert f"vllm serve some/target --speculative-config '{speculation}'" in lines
+    assert any(line.startswith("python -m sglang.launch_server --model-path some/target") for line in lines)
+
+
+def test_inspect_tells_what_was_assumed_and_what_is_refused(run, pair, tmp_path):
+    run("convert", pair / "eagle3", tmp_path / "x", "--to", "speculators", "--target", pair / "target")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    del config["eagle_aux_hidden_state_layer_ids"]
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    text = " ".join(run("inspect", tmp_path / "x", "--target", "my/target").stdout.split())
+    assert "assumed target_layer_ids = EAGLE-3's own three layers" in text
+    assert "LM head in the file, dropped where equal to the target's" in text
+    assert "sglang no: its EAGLE-3 drafters have llama layers, this one has qwen3 layers" in text
+    assert "vllm serve my/target" in text
+    text = " ".join(run("inspect", pair / "dflash").stdout.split())
+    assert "no: its DFlash proposes from the mask slots only" in text
