@@ -182,9 +182,8 @@ def _summary(results: list[Result], dtype: str) -> Text:
     )
     if ratio < 1:
         text.append(
-            " Not faster on this processor: what a drafter saves in forwards it loses where a forward over several "
-            "tokens costs about as much as several forwards over one. GPUs, and CPUs with bfloat16 instructions, do "
-            "better."
+            " Not faster on this processor, where a forward over several tokens costs much more than one over a "
+            "single token."
         )
     if equal < len(results):
         text.append(f" {_difference(dtype)}")

@@ -14,7 +14,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..checkpoints import CONFIG_NAME, WRITERS
 from ..checkpoints.capabilities import CAPABILITIES, PARTS, copied_parts, refusals
-from ..models.drafter import Drafter, default_generation_config
+from ..models.drafter import Drafter
+from ..models.loading import default_generation_config
 from .comparison import require_same
 
 
