@@ -29,7 +29,8 @@ def test_snippets_on_a_tiny_pair(tiny_embedded_pair, tmp_path, monkeypatch, caps
 @pytest.mark.slow
 def test_snippets_on_the_real_pair(tmp_path, monkeypatch, capsys):
     run_snippets(tmp_path, monkeypatch)
-    assert "x = 5" in capsys.readouterr().out.replace("$", "")
+    per_forward = re.search(r"(\d+\.\d+) tokens per target forward", capsys.readouterr().out)
+    assert float(per_forward[1]) > 1.2
 
 
 def test_no_placeholder_is_left_in_text():
