@@ -1,7 +1,6 @@
 """Everything around a decode: how `generate` finds the drafter, settings, streamers, counters, and refusals."""
 
 import logging
-import textwrap
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_dspark
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter, auto
+from hf_dspark.hub.custom_generate import write_custom_generate
 
 
 PROMPT = [11, 7, 30, 2]
@@ -84,21 +84,12 @@ def test_three_ways_agree(target, drafter, tmp_path):
     assert torch.equal(output.sequences, plain)
     assert output.speculation.target_forwards == output.speculation.rounds + 1
 
-    (tmp_path / "custom_generate").mkdir()
-    (tmp_path / "custom_generate" / "generate.py").write_text(
-        textwrap.dedent(
-            f"""
-            from hf_dspark import AutoDrafter
-
-            def generate(model, **kwargs):
-                kwargs.pop("assistant_model", None)
-                return model.generate(assistant_model=AutoDrafter.from_pretrained({str(tmp_path)!r}), **kwargs)
-            """
-        )
-    )
+    write_custom_generate(tmp_path)
     output = decode(target, custom_generate=str(tmp_path), trust_remote_code=True, return_dict_in_generate=True)
     assert torch.equal(output.sequences, plain)
     assert output.speculation.rounds > 0
+    with pytest.raises(FileNotFoundError, match="holds no drafter"):
+        write_custom_generate(tmp_path / "elsewhere")
 
 
 def test_second_way_needs_no_hook(target, drafter):
