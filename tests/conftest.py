@@ -7,12 +7,17 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+
+# Profiles of the machine that tests measure or make up are nobody else's, and no test finds a user's.
+_PROFILES = tempfile.TemporaryDirectory()
+os.environ["HF_DSPARK_PROFILES"] = _PROFILES.name
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 CHAT_TEMPLATE = (
@@ -67,6 +72,21 @@ def make_tokenizer():
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+class QueryLengths:
+    """Notes how many tokens each forward of a target computes."""
+
+    def __init__(self, target):
+        self.target, self.seen = target, []
+
+    def __enter__(self):
+        note = lambda module, args, kwargs: self.seen.append(kwargs["input_ids"].shape[1])  # noqa: E731
+        self.handle = self.target.register_forward_pre_hook(note, with_kwargs=True)
+        return self.seen
+
+    def __exit__(self, *exc):
+        self.handle.remove()
 
 
 @pytest.fixture(scope="session")

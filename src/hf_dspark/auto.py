@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
 
 from .checkpoints import LOCATION, drafter_type
+from .models.adapters import adapter_base, underlying_drafter
 from .models.dflash.configuration_dflash import DFlashConfig
 from .models.dflash.modeling_dflash import DFlashDrafter
 from .models.drafter import Drafter
@@ -45,14 +46,17 @@ class AutoDrafter:
         Loads a drafter.
 
         Args:
-            pretrained_model_name_or_path (`str`): Folder or Hub id.
+            pretrained_model_name_or_path (`str`): Folder or Hub id of a drafter, or of PEFT adapters for one.
             **kwargs: As in [`~transformers.PreTrainedModel.from_pretrained`].
 
         Raises:
             ValueError: If the checkpoint is no drafter that we know, or damaged.
         """
         location = {k: kwargs[k] for k in LOCATION if k in kwargs}
-        kind = drafter_type(pretrained_model_name_or_path, **location)
+        base = adapter_base(pretrained_model_name_or_path, location)
+        if base is not None:
+            location.pop("revision", None)
+        kind = drafter_type(base or pretrained_model_name_or_path, **location)
         return DRAFTERS[kind].from_pretrained(pretrained_model_name_or_path, **kwargs)
 
 
@@ -109,15 +113,16 @@ def hook_generate() -> None:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         arguments = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
-        config = arguments.get("generation_config")
-        # transformers' own DFlash keeps its call, also with one of our drafters as its assistant.
-        speculation_type = arguments.get("speculation_type") or getattr(config, "speculation_type", None)
-        if not isinstance(arguments.get("assistant_model"), Drafter) or speculation_type is not None:
+        drafter = underlying_drafter(arguments.get("assistant_model"))
+        if drafter is None:
             return original(self, *args, **kwargs)
         from .generation.decoding import generate_with_drafter
+        from .generation.native import generate_natively, speculation_type
 
+        arguments["assistant_model"] = drafter
         arguments.pop("self")
-        return generate_with_drafter(original, self, **arguments)
+        run = generate_with_drafter if speculation_type(arguments) is None else generate_natively
+        return run(original, self, **arguments)
 
     generate._hf_dspark_original = original
     GenerationMixin.generate = generate

@@ -253,12 +253,15 @@ def test_a_schedule_that_looks_at_the_drawn_token_is_noticed(monkeypatch):
     """Verifying a draft only where it is itself likely biases the output, although every single verdict is right."""
     from hf_dspark.generation import decoding
 
-    def looks_ahead(settings, proposal):
+    def looks_ahead(run, proposal, budgets):
+        if proposal is None:
+            return [[]], [0], None
         chosen = proposal.probabilities[0].gather(1, proposal.tokens[0][:, None])[:, 0]
-        return int((chosen >= 0.3).long().cumprod(0).sum())
+        length = int((chosen >= 0.3).long().cumprod(0).sum())
+        return [proposal.tokens[0, : min(length, budgets[0] - 1)].tolist()], [length], None
 
     # With a drafter that is exactly right about the first draft, likely tokens still come out too often.
-    monkeypatch.setattr(decoding, "verification_length", looks_ahead)
+    monkeypatch.setattr(decoding._Run, "_scheduled", looks_ahead)
     counts = sample("right", 400, {"top_k": 0}, seed=11)
     # Eight cells show it with fewer samples than 64.
     assert p_value(counts.sum(1), exact({"top_k": 0}).sum(1)) < LEAST_P
@@ -351,3 +354,72 @@ def test_seeded_sampling_repeats():
         torch.manual_seed(0)
         runs.append(target.generate(ids, assistant_model=drafter, max_new_tokens=20, do_sample=True).tolist())
     assert runs[0] == runs[1]
+
+
+# ---------------------------------------------------------------------- several rows
+
+
+def exact_first(prompt: list[int], options: dict) -> torch.Tensor:
+    """Probabilities `[V, V]` of the second and third new token, by plain forwards."""
+    target = target_of()
+    temperature = options.get("temperature", 1.0)
+
+    def distribution(ids):
+        with torch.no_grad():
+            return torch.softmax(target(ids).logits[:, -1].float() / temperature, dim=-1)
+
+    tokens = torch.cartesian_prod(torch.arange(V), torch.arange(V))
+    start = torch.tensor([prompt])
+    first = distribution(start)[0]
+    second = distribution(torch.cat([start.expand(V, -1), torch.arange(V)[:, None]], dim=1))
+    third = distribution(torch.cat([start.expand(len(tokens), -1), tokens], dim=1))
+    joint = first[:, None, None] * second[:, :, None] * third.view(V, V, V)
+    return joint.sum(0)
+
+
+def check_rows(kind: str, options: dict, samples: int, seed: int = 3) -> None:
+    """Many samples of two prompts of unequal length in each call; a test for each of the two."""
+    drafter, target = drafter_of(kind), target_of()
+    prompts = [[3, 1, 4, 1, 5], [2, 6]]
+    ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (5 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    counts, each = torch.zeros(len(prompts), V, V), 100
+    torch.manual_seed(seed)
+    for _ in range(samples // each):
+        new = target.generate(
+            ids,
+            attention_mask=mask,
+            assistant_model=drafter,
+            num_assistant_tokens=2,
+            num_return_sequences=each,
+            max_new_tokens=4,
+            do_sample=True,
+            top_k=0,
+            pad_token_id=0,
+            **options,
+        )[:, 5:]
+        for row, (_, second, third, _) in enumerate(new.tolist()):
+            counts[row // each, second, third] += 1
+    for prompt, counted in zip(prompts, counts):
+        assert p_value(counted, exact_first(prompt, options)) > LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("dspark", {}), ("dspark", CONFIDENCE), ("eagle3", {"temperature": 0.6}), ("bad", {})]
+)
+def test_rows(kind, options):
+    check_rows(kind, options, 800)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [{}, CONFIDENCE, {"assistant_confidence_threshold": 0.3, "temperature": 1.7}])
+def test_rows_with_many_samples(kind, settings):
+    check_rows(kind, settings, 6000)
+
+
+def test_rows_would_show_a_bias(monkeypatch):
+    """The test is able to fail: drafts that are always accepted follow the drafter, not the target."""
+    monkeypatch.setattr(torch, "rand", lambda *size, **kwargs: torch.zeros(*size))
+    with pytest.raises(AssertionError):
+        check_rows("bad", {}, 400)

@@ -97,9 +97,8 @@ def test_round_trip(variant, reduced, tiny_target, tmp_path):
         assert again.generation_config.verification_schedule == "confidence"
         assert again.generation_config.assistant_confidence_threshold == 0.35
         again.attach(tiny_target)
-        proposal, scores_again, _ = propose(again)
+        _, scores_again, _ = propose(again)
         assert_same(scores_again, scores)
-        assert (proposal.confidences is not None) == (variant.startswith("dspark") and "bare" not in variant)
     assert type(AutoConfig.from_pretrained(tmp_path)) is type(drafter.config)
 
 
@@ -125,7 +124,7 @@ def test_settings_default_without_their_file(tiny_target, tmp_path):
     (tmp_path / "generation_config.json").unlink()
     settings = AutoDrafter.from_pretrained(tmp_path).generation_config
     assert settings.num_assistant_tokens == 4
-    assert settings.verification_schedule == "fixed"
+    assert settings.verification_schedule is None
     assert settings.assistant_confidence_threshold is None
 
 
@@ -184,6 +183,16 @@ def test_context_in_pieces(variant, reduced, tiny_target):
 
 
 @pytest.mark.parametrize("reduced", [False, True])
+def test_confidence_without_a_head_is_the_largest_probability(variant, reduced, tiny_target):
+    drafter = make(variant, tiny_target, reduced).eval()
+    proposal, scores, _ = propose(drafter)
+    assert proposal.confidences.shape == proposal.tokens.shape
+    assert bool(((proposal.confidences > 0) & (proposal.confidences < 1)).all())
+    if getattr(drafter, "confidence_head", None) is None:
+        torch.testing.assert_close(proposal.confidences, scores.softmax(-1).amax(-1))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
 def test_rows_are_independent(variant, reduced, tiny_target):
     drafter = make(variant, tiny_target, reduced).eval()
     features, tokens = torch.randn(3, 7, drafter.fc.in_features), torch.randint(0, 64, (3, 7))
@@ -196,8 +205,7 @@ def test_rows_are_independent(variant, reduced, tiny_target):
             drafter.extend(cache, features[row : row + 1], tokens[row : row + 1])
             alone = drafter.propose(cache, tokens[row : row + 1, -1])
             assert torch.equal(alone.tokens[0], together.tokens[row])
-            if alone.confidences is not None:
-                torch.testing.assert_close(alone.confidences[0], together.confidences[row])
+            torch.testing.assert_close(alone.confidences[0], together.confidences[row])
 
 
 @pytest.mark.parametrize("reduced", [False, True])

@@ -1,11 +1,13 @@
 """
-The decoding loop. A round, a file a stage: the drafter takes in new features (`features.py`) and proposes, the
-schedule picks how much to verify (`scheduling.py`), the target checks it in one forward and the outcome is committed
-(`verification.py`), and the caches forget the rest (`cache.py`).
+The decoding loop. A round, a file a stage: the drafter takes in new features (`features.py`) and proposes
+(`drafting.py`), the schedule picks how much to verify (`scheduling.py`), the target checks it in one forward
+(`target.py`), which accepts some (`verification.py`), those are committed to their rows (`sequences.py`), and the
+caches forget the rest (`cache.py`).
 """
 
+import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,13 +21,18 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..models.drafter import Drafter
-from .cache import forget_rejected, prepare_for_rollback
+from ..models.adapters import underlying_drafter
+from ..models.drafter import Drafter, Proposal
+from .cache import can_be_ragged, prompt_mask
+from .cpu_linear import fast_linear_layers
+from .drafting import Drafting, committed_places
 from .features import concatenate_features, hidden_state_indices
-from .scheduling import verification_length
-from .settings import SETTING_NAMES, DraftSettings, refuse_unsupported, resolve_settings
+from .scheduling import make_schedule
+from .sequences import Sequences
+from .settings import SETTING_NAMES, DraftSettings, refuse_for_rows, refuse_unsupported, resolve_settings
 from .statistics import Speculation, SpeculativeOutput
-from .verification import Decision, DraftDraw, verify_greedy, verify_in_order
+from .target import Target, TargetOfRows
+from .verification import SCORE_PROCESSORS, Decision, for_row, verify_in_order, verify_rows
 
 
 def speculative_decoding(
@@ -41,12 +48,12 @@ def speculative_decoding(
     transformers hands a custom loop neither streamer nor tokenizer, so they are given here.
 
     Args:
-        drafter ([`Drafter`]): The drafter.
+        drafter ([`Drafter`]): The drafter, or a `PeftModel` around one.
         streamer (`BaseStreamer`, *optional*): Receives the tokens.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Needed by `stop_strings`.
         stop_strings (`str` or `list[str]`, *optional*): Strings that end the generation.
-        **settings: `num_assistant_tokens`, `assistant_confidence_threshold`, `verification_schedule`; the drafter's
-            own by default.
+        **settings: `num_assistant_tokens`, `assistant_confidence_threshold`, `verification_schedule`,
+            `confidence_temperatures`, `draft_context_window`; the drafter's own by default.
 
     Returns:
         `Callable`: for `custom_generate`.
@@ -64,8 +71,9 @@ def speculative_decoding(
     >>> target.generate(**inputs, custom_generate=speculative_decoding(drafter))  # doctest: +SKIP
     ```
     """
-    if not isinstance(drafter, Drafter):
-        raise TypeError(f"`drafter` must be a drafter, not a {type(drafter).__name__}; load it with `AutoDrafter`.")
+    given, drafter = drafter, underlying_drafter(drafter)
+    if drafter is None:
+        raise TypeError(f"`drafter` must be a drafter, not a {type(given).__name__}; load it with `AutoDrafter`.")
     unknown = set(settings) - set(SETTING_NAMES)
     if unknown:
         raise ValueError(f"Unknown settings {sorted(unknown)}; known are {', '.join(SETTING_NAMES)}.")
@@ -131,17 +139,28 @@ def decode(
     **model_kwargs: Any,
 ) -> SpeculativeOutput | torch.Tensor:
     """The loop that transformers' `generate` calls in place of its own, with inputs prepared."""
-    refuse_unsupported(target, input_ids, generation_config, model_kwargs)
-    drafter.attach(target)
     criteria = StoppingCriteriaList([*stopping_criteria, *extra_criteria])
+    refuse_unsupported(target, input_ids, generation_config, model_kwargs)
+    refuse_for_rows(input_ids, logits_processor, criteria, generation_config, model_kwargs, streamer)
+    drafter.attach(target)
     run = _Run(target, drafter, settings, input_ids, logits_processor, criteria, generation_config, streamer)
+    rows = list(range(input_ids.shape[0]))
+    # Rows that can't have their own lengths in one forward are decoded one after another.
+    together = len(rows) == 1 or can_be_ragged(target, input_ids, model_kwargs)
     training = drafter.training
     drafter.eval()
     try:
-        with torch.no_grad(), run.speculation.timed("total", target.device):
-            run.prefill(model_kwargs)
-            while not run.is_done:
-                run.round()
+        with (
+            torch.no_grad(),
+            run.speculation.timed("total", target.device),
+            fast_linear_layers(target, drafter, drafter.borrowed_head),
+        ):
+            for group in [rows] if together else [[row] for row in rows]:
+                kwargs = model_kwargs if together else _of_row(group[0], len(rows), model_kwargs)
+                run.prefill(group, input_ids[group], kwargs)
+                with target._optimize_model_for_decode():
+                    while not run.sequences.is_done:
+                        run.round()
     finally:
         drafter.train(training)
     if streamer is not None:
@@ -149,8 +168,17 @@ def decode(
     return run.output()
 
 
+def _of_row(row: int, rows: int, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` prepared for a batch of `rows`, for one of them, with a cache of its own."""
+    kwargs = {
+        name: value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,) else value
+        for name, value in model_kwargs.items()
+    }
+    return {**kwargs, "cache": copy.deepcopy(model_kwargs["cache"])}
+
+
 class _Run:
-    """State of one generation: the committed tokens, both caches, and what is counted and recorded."""
+    """One generation: its rows, both models' caches, and what is counted and recorded."""
 
     def __init__(
         self,
@@ -163,146 +191,162 @@ class _Run:
         config: GenerationConfig,
         streamer: BaseStreamer | None,
     ) -> None:
-        self.target, self.drafter, self.settings = target, drafter, settings
-        self.input_ids, self.processor, self.criteria, self.config = input_ids, logits_processor, criteria, config
-        self.streamer = streamer
+        self.model, self.drafter, self.config = target, drafter, config
+        self.schedule = make_schedule(settings, drafter, target)
         self.layers = drafter.config.target_layer_ids
-        self.draw = DraftDraw(logits_processor, config.do_sample)
-        self.draft_cache = drafter.new_cache()
-        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.speculation = Speculation()
-        self.keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-        self.scores = () if self.keeps_scores else None
-        self.logits = () if config.return_dict_in_generate and config.output_logits else None
-        self.is_done = False
+        self.processor = logits_processor
+        # What depends on scores alone is done for all rows and positions at once.
+        self.at_once = all(type(processor) in SCORE_PROCESSORS for processor in logits_processor)
+        rows = range(input_ids.shape[0])
+        self.row_processors = [for_row(logits_processor, row) if len(rows) > 1 else logits_processor for row in rows]
+        self.drafting = Drafting(drafter, settings, self.row_processors, config.do_sample)
+        self.sequences = Sequences(input_ids, criteria, config, streamer)
+        self.speculation = Speculation([[] for _ in rows])
+        self.prompt_hidden: list[tuple[torch.Tensor, ...]] = []
 
     # ------------------------------------------------------------------ stages
 
-    def prefill(self, model_kwargs: dict[str, Any]) -> None:
-        """The target's forward over the prompt; its token is the first anchor."""
-        if self.streamer is not None:
-            self.streamer.put(self.input_ids.cpu())
-        self.model_kwargs = {**model_kwargs, "output_hidden_states": hidden_state_indices(self.layers)}
-        inputs = self.target.prepare_inputs_for_generation(
-            self.input_ids, is_first_iteration=True, **self.model_kwargs
-        )
-        outputs = self._forward(inputs)
-        prepare_for_rollback(outputs.cache)
-        features = concatenate_features(outputs.hidden_states, self.layers)
-        mask = self.model_kwargs.get("attention_mask")
-        prompt = self.input_ids
-        if mask is not None and bool(mask.any()):
-            # Padding is no context: the drafter counts positions from the first real token.
-            real = mask[0].bool()
-            features, prompt = features[:, real], prompt[:, real]
-        self.commit(self._verify(outputs.logits[0, -1:].float(), self.input_ids, None, 0), outputs.logits[0, -1:])
-        self._keep(outputs, 1)
-        self.pending = (features, torch.cat([prompt[:, 1:], self.input_ids[:, -1:]], dim=1))
+    def prefill(self, rows: list[int], input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+        """The target's forward over the prompts of `rows`; its tokens are their first anchors."""
+        self.sequences.live = list(rows)
+        self.drafting.start()
+        real = prompt_mask(input_ids, model_kwargs)
+        wanted = True if self.sequences.keeps_hidden else hidden_state_indices(self.layers)
+        arguments = (self.model, model_kwargs, wanted, self.speculation)
+        if len(rows) == 1:
+            self.target = Target(*arguments)
+            earlier = self._earlier_features(input_ids, model_kwargs)
+        else:
+            self.target = TargetOfRows(*arguments, real=real, longest_forward=self.drafter.num_drafts + 1)
+            earlier = []
+        outputs = self.target.prefill(input_ids, self.config)
+        if self.sequences.keeps_hidden:
+            self.prompt_hidden.append(outputs.hidden_states)
+        logits = outputs.logits[:, -1].to(self.sequences.device)
+        decisions = self._decide(logits, [[] for _ in rows], None)
+        finished = [
+            place
+            for place in range(len(rows))
+            if self.sequences.commit(place, decisions[place], logits[place : place + 1], ())[2]
+        ]
+        features = torch.cat([*earlier, concatenate_features(outputs.hidden_states, self.layers)], dim=1)
+        length = features.shape[1]
+        self.drafting.add_prompts(features, input_ids[:, -length:], real[:, -length:], self.sequences)
+        self._drop(finished)
 
     def round(self) -> None:
         """Draft, schedule, verify, commit."""
-        budget = self.config.max_length - self.input_ids.shape[1]
-        proposal = self.propose(min(self.settings.num_drafts, budget - 1))
-        num_verified = 0 if proposal is None else verification_length(self.settings, proposal)
-        drafts = self.input_ids[:, :0] if proposal is None else proposal.tokens[:, :num_verified]
-        candidates = torch.cat([self.input_ids, drafts.to(self.input_ids.device)], dim=1)
-        outputs = self.check(candidates, num_verified)
-        logits = outputs.logits[0, -num_verified - 1 :]
-        probabilities = None if proposal is None else proposal.probabilities
-        decisions = self._verify(logits.float(), candidates, probabilities, num_verified)
-        num_proposed = 0 if proposal is None else proposal.tokens.shape[1]
-        num_accepted, committed = self.commit(decisions, logits, num_proposed)
-        forget_rejected(outputs.cache, num_verified, committed)
-        self.speculation.record_round(num_proposed, num_verified, num_accepted, committed)
-        self._keep(outputs, committed)
-        features = concatenate_features(outputs.hidden_states, self.layers)[:, :committed]
-        self.pending = (features, self.input_ids[:, -committed:])
-
-    def propose(self, num_drafts: int) -> Any:
-        """Lets the drafter take in what was committed since, and draft; `None` if there is room for no draft."""
-        if num_drafts < 1:
-            return None
+        sequences, rows = self.sequences, list(self.sequences.live)
+        budgets = sequences.budgets()
+        num_drafts = min(self.schedule.num_drafts(len(rows)), max(budgets) - 1)
         with self.speculation.timed("draft", self.drafter.device):
-            device = self.drafter.device
-            self.drafter.extend(self.draft_cache, *(part.to(device) for part in self.pending))
-            self.draw.prefix = self.input_ids
-            anchors = self.input_ids[:, -1].to(device)
-            draw = self.draw if self.draw.is_needed else None
-            return self.drafter.propose(self.draft_cache, anchors, num_drafts, draw)
-
-    def check(self, candidates: torch.Tensor, num_verified: int) -> Any:
-        """The target's forward over the anchor and the drafts to verify."""
-        kwargs = dict(self.model_kwargs)
-        if num_verified:
-            kwargs = self.target._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_verified)
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = num_verified + 1
-        inputs = self.target.prepare_inputs_for_generation(
-            candidates, next_sequence_length=num_verified + 1, is_first_iteration=False, **kwargs
-        )
-        return self._forward(inputs)
-
-    def commit(
-        self, decisions: Iterator[Decision], logits: torch.Tensor, num_proposed: int | None = None
-    ) -> tuple[int, int]:
-        """
-        Appends the decided tokens one by one, until a criterion stops: everyone who watches (processors, criteria,
-        streamer, scores) sees what plain decoding would have shown, in that order. Returns how many of the appended
-        tokens were drafts, and how many were appended in all.
-        """
-        # Only a streamer that wants to know of a round before its tokens gets them when the round is over.
-        waits = num_proposed is not None and hasattr(self.streamer, "on_round")
-        num_accepted, tokens = 0, []
-        for k, decision in enumerate(decisions):
-            if self.scores is not None:
-                self.scores += (decision.scores,)
-            if self.logits is not None:
-                self.logits += (logits[k : k + 1].float(),)
-            token = decision.token.to(self.input_ids.device).view(1)
-            self.input_ids = torch.cat([self.input_ids, token[None]], dim=1)
-            num_accepted += decision.is_draft
-            tokens.append(token)
-            self.is_done = bool(self.criteria(self.input_ids, self.scores))
-            if self.streamer is not None and not waits:
-                self.streamer.put(token.cpu())
-            if self.is_done:
-                break
-        if waits:
-            self.streamer.on_round(num_proposed, num_accepted)
-            for token in tokens:
-                self.streamer.put(token.cpu())
-        self.speculation.generated_tokens += len(tokens)
-        return num_accepted, len(tokens)
+            proposal = self.drafting.propose(sequences, num_drafts)
+        drafts, scheduled, confidences = self._scheduled(proposal, budgets)
+        checked = self.target.check(sequences, drafts)
+        logits = checked.logits.to(sequences.device)
+        decisions = self._decide(logits, drafts, None if proposal is None else proposal.probabilities)
+        num_proposed = 0 if proposal is None else proposal.tokens.shape[1]
+        accepted, committed, finished, start = [], [], [], 0
+        for place, row_drafts in enumerate(drafts):
+            part = slice(start, start + len(row_drafts) + 1)
+            hidden = [layer[:, part] for layer in checked.hidden_states] if sequences.keeps_hidden else ()
+            tokens, num_accepted, has_ended = sequences.commit(
+                place, decisions[place], logits[part], hidden, (num_proposed, len(row_drafts))
+            )
+            accepted.append(num_accepted)
+            committed.append(tokens)
+            finished += [place] * has_ended
+            start = part.stop
+        verified, lengths = [len(row) for row in drafts], [len(tokens) for tokens in committed]
+        self.schedule.observe(rows, verified, accepted)
+        self.speculation.record_round(rows, num_proposed, scheduled, verified, accepted, lengths, confidences)
+        self.target.commit(drafts, lengths)
+        places, tokens = committed_places(rows, verified, committed, finished)
+        if places:
+            self.drafting.pending.add(checked.features(self.layers, places), tokens)
+        self._drop(finished)
 
     # ------------------------------------------------------------------ helpers
 
-    def _forward(self, inputs: dict[str, Any]) -> Any:
-        self.speculation.target_forwards += 1
-        with self.speculation.timed("target", self.target.device):
-            return self.target(**inputs, return_dict=True)
+    def _scheduled(
+        self, proposal: Proposal | None, budgets: list[int]
+    ) -> tuple[list[list[int]], list[int], torch.Tensor | None]:
+        """Per row the drafts to verify and the length that the schedule gave; and the confidences it looked at."""
+        if proposal is None:
+            return [[] for _ in budgets], [0] * len(budgets), None
+        confidences = None if proposal.confidences is None else proposal.confidences.float().cpu()
+        most = proposal.tokens.shape[1]
+        lengths = self.schedule.lengths(confidences, self.sequences.live).clamp_max(most).tolist()
+        # A row takes one token more than its accepted drafts.
+        drafts = [
+            tokens[: min(length, budget - 1)]
+            for tokens, length, budget in zip(proposal.tokens.tolist(), lengths, budgets)
+        ]
+        return drafts, lengths, confidences
 
-    def _verify(
-        self, logits: torch.Tensor, candidates: torch.Tensor, probabilities: torch.Tensor | None, num_drafts: int
-    ) -> Iterator[Decision]:
-        logits = logits.to(candidates.device)
-        if not self.config.do_sample and not self.processor and not self.keeps_scores:
-            return verify_greedy(logits, candidates[0, candidates.shape[1] - num_drafts :])
-        q = None if probabilities is None else probabilities[0].to(logits.device)
-        return verify_in_order(logits, candidates, num_drafts, self.processor, q, self.config.do_sample)
+    def _decide(
+        self, logits: torch.Tensor, drafts: list[list[int]], probabilities: torch.Tensor | None
+    ) -> list[Iterable[Decision]]:
+        """What is committed behind each row's anchor."""
+        sequences, do_sample = self.sequences, self.config.do_sample
+        q = None if probabilities is None else probabilities.to(logits.device)
+        if self.at_once:
+            scores = logits
+            if self.processor or do_sample or sequences.keeps_scores:
+                # A copy, because processors may write into it.
+                scores = self.processor(sequences.prefix(0), logits.to(torch.float32, copy=True))
+            return verify_rows(scores, drafts, q, do_sample, sequences.keeps_scores)
+        decisions, start = [], 0
+        for place, (row, tokens) in enumerate(zip(sequences.live, drafts)):
+            part = logits[start : start + len(tokens) + 1].float()
+            candidates = sequences.with_drafts(place, tokens)
+            row_q = None if q is None else q[place]
+            decisions.append(
+                verify_in_order(part, candidates, len(tokens), self.row_processors[row], row_q, do_sample)
+            )
+            start += len(tokens) + 1
+        return decisions
 
-    def _keep(self, outputs: Any, num_committed: int) -> None:
-        self.model_kwargs = self.target._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, num_new_tokens=num_committed
-        )
+    def _earlier_features(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """
+        Features of what a cache from an earlier call holds: none if the drafter still knows that text, or if only the
+        text behind it was passed, which it then starts from; else from a forward over it.
+        """
+        cache, mask = model_kwargs["cache"], model_kwargs.get("attention_mask")
+        past = 0 if all(cache.is_linear) else int(cache.get_seq_length())
+        # `generate` leaves a mask without padding out, and keeps its length.
+        length = getattr(self.config, "_mask_length", -1) if mask is None else mask.shape[1]
+        if past == 0 or self.drafting.recall(cache) or length != input_ids.shape[1]:
+            return []
+        with self.speculation.timed("target", self.model.device):
+            outputs = self.model(
+                input_ids=input_ids[:, :past],
+                attention_mask=None if mask is None else mask[:, :past],
+                use_cache=False,
+                output_hidden_states=hidden_state_indices(self.layers),
+                **{name: 1 for name in ("logits_to_keep",) if name in model_kwargs},
+            )
+        return [concatenate_features(outputs.hidden_states, self.layers)]
+
+    def _drop(self, finished: list[int]) -> None:
+        """Takes rows that have ended out of everything that is still to be computed."""
+        for place in sorted(finished, reverse=True):
+            self.drafting.drop_row(place)
+            self.target.drop_row(place)
+            self.sequences.drop_row(place)
 
     def output(self) -> SpeculativeOutput | torch.Tensor:
-        """What `generate` returns."""
+        """What `generate` returns. Rows of different lengths leave no cache that another call could go on from."""
+        self.speculation.generated_tokens = sum(map(len, self.sequences.tokens))
+        cache = self.target.cache if len(self.sequences.tokens) == 1 else None
+        if cache is not None:
+            self.drafting.remember(cache)
         if not self.config.return_dict_in_generate:
-            return self.input_ids
+            return self.sequences.ids()
+        hidden = tuple(torch.cat(layer) for layer in zip(*self.prompt_hidden))
         return SpeculativeOutput(
-            sequences=self.input_ids,
-            scores=self.scores,
-            logits=self.logits,
-            cache=self.model_kwargs.get("cache"),
+            sequences=self.sequences.ids(),
+            **self.sequences.outputs(hidden),
+            cache=cache,
             speculation=self.speculation,
         )

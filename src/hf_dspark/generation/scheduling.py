@@ -1,18 +1,88 @@
-"""How much of a drafted block is sent through the target."""
+"""
+How much of a drafted block is sent through the target.
 
-from ..models.drafter import Proposal
+Whether a draft is verified may depend on what was known before that draft was drawn, and on nothing later; anything
+later would bias the output (DSpark paper, losslessness of the schedule).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models.drafter import Drafter
+from .confidence import calibrated
+from .profile import required_profile, stored_profile
 from .settings import DraftSettings
 
 
-def verification_length(settings: DraftSettings, proposal: Proposal) -> int:
+class Schedule:
     """
-    Number of leading drafts to verify.
+    What a call asks its schedule, in the order of a round; this one verifies every draft.
 
-    Whether a draft is verified depends on its confidence, which is known before the draft itself is drawn; anything
-    later would bias the output (DSpark paper, losslessness of the schedule).
+    One object serves one call: it may remember rows, which are named by their index in the call's batch.
+
+    Args:
+        settings ([`DraftSettings`]): The call's settings.
     """
-    drafts = proposal.tokens.shape[1]
-    if settings.schedule == "fixed":
-        return drafts
-    keep = proposal.confidences[0] >= settings.threshold
-    return int(keep.long().cumprod(0).sum())
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self.settings = settings
+
+    def num_drafts(self, rows: int) -> int:
+        """Before the draft: how many tokens to draft for each of `rows` live rows; 0 pauses drafting this round."""
+        return self.settings.num_drafts
+
+    def lengths(self, confidences: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
+        """
+        After the draft: how many leading drafts of each live row to verify.
+
+        Args:
+            confidences (`torch.FloatTensor` of shape `(len(rows), drafts)`, *optional*):
+                The drafter's, as it gave them; needed by every schedule but this one. There may be fewer drafts than
+                `num_drafts` asked for, at the end of a generation.
+            rows (`Sequence[int]`): The live rows.
+
+        Returns:
+            `torch.LongTensor` of shape `(len(rows),)`, on the CPU. Where it exceeds the drafts that there are, all are
+            meant.
+        """
+        return torch.full((len(rows),), self.settings.num_drafts)
+
+    def observe(self, rows: Sequence[int], verified: Sequence[int], accepted: Sequence[int]) -> None:
+        """After verification: of each live row, how many drafts were verified and how many accepted."""
+
+
+class ConfidenceSchedule(Schedule):
+    """Verifies the leading drafts whose (calibrated) confidence reaches the threshold."""
+
+    def lengths(self, confidences: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
+        keep = calibrated(confidences, self.settings.temperatures) >= self.settings.threshold
+        return keep.long().cumprod(1).sum(1)
+
+
+def make_schedule(settings: DraftSettings, drafter: Drafter, target: PreTrainedModel) -> Schedule:
+    """
+    The schedule of one call. Where none is named: the throughput schedule if this machine has been measured with this
+    pair, else a fixed one.
+
+    Args:
+        settings ([`DraftSettings`]): The call's settings.
+        drafter ([`Drafter`]): The drafter.
+        target (`PreTrainedModel`): The target.
+
+    Raises:
+        ValueError: If the throughput schedule is asked for and this machine has not been measured.
+    """
+    from .throughput import ThroughputSchedule
+
+    if isinstance(settings.schedule, Schedule):
+        return settings.schedule
+    if settings.schedule == "confidence":
+        return ConfidenceSchedule(settings)
+    profile = None
+    if settings.schedule == "throughput":
+        profile = required_profile(target, drafter)
+    elif settings.schedule is None:
+        profile = stored_profile(target, drafter)
+    return Schedule(settings) if profile is None else ThroughputSchedule(settings, profile)

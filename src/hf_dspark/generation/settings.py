@@ -1,16 +1,34 @@
 """How a call wants to speculate: where settings come from, and what can't be honoured."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafter import Drafter
+from .verification import ROW_PROCESSORS
 
 
-SCHEDULES = ("fixed", "confidence")
-SETTING_NAMES = ("num_assistant_tokens", "assistant_confidence_threshold", "verification_schedule")
+SCHEDULES = ("fixed", "confidence", "throughput")
+SETTING_NAMES = (
+    "num_assistant_tokens",
+    "assistant_confidence_threshold",
+    "verification_schedule",
+    "confidence_temperatures",
+    "draft_context_window",
+)
 
 
 @dataclass(frozen=True)
@@ -20,13 +38,19 @@ class DraftSettings:
 
     Args:
         num_drafts (`int`): Tokens drafted a round, at most.
-        schedule (`str`): `"fixed"` verifies all drafts; `"confidence"` the leading ones with enough confidence.
+        schedule (`str`, *optional*): `"fixed"` verifies all drafts; `"confidence"` the leading ones with enough
+            confidence; `"throughput"` as many as pay on this machine. `None`, the default, is `"throughput"` where
+            this machine has been measured with this pair, else `"fixed"`. A [`Schedule`] is used as it is.
         threshold (`float`): The least confidence of a draft that is verified.
+        temperatures (`tuple[float, ...]`, *optional*): What the confidences are calibrated with, one a draft position.
+        context_window (`int`, *optional*): Positions before the anchor that the drafter looks at; all by default.
     """
 
     num_drafts: int
-    schedule: str = "fixed"
+    schedule: Any = None
     threshold: float = 0.0
+    temperatures: tuple[float, ...] | None = None
+    context_window: int | None = None
 
 
 def resolve_settings(
@@ -57,30 +81,35 @@ def resolve_settings(
             f"`num_assistant_tokens` {num_drafts} is out of reach: this drafter drafts 1 to {drafter.num_drafts} "
             "tokens a round."
         )
-    schedule = setting("verification_schedule") or "fixed"
+    schedule = setting("verification_schedule")
     if given("verification_schedule") is None and given("assistant_confidence_threshold") is not None:
         # Naming a threshold asks for it.
         schedule = "confidence"
-    if schedule not in SCHEDULES:
+    if schedule not in (None, *SCHEDULES):
         raise ValueError(
             f"`verification_schedule` {schedule!r} is not available; choose one of {', '.join(SCHEDULES)}."
         )
-    if schedule == "fixed":
-        return DraftSettings(num_drafts)
-    return DraftSettings(num_drafts, schedule, _checked_threshold(drafter, threshold))
-
-
-def _checked_threshold(drafter: Drafter, threshold: float | None) -> float:
-    if not getattr(drafter.config, "enable_confidence_head", False):
-        raise ValueError(
-            "The confidence schedule needs a drafter with a confidence head, and this one has none. Use "
-            '`verification_schedule="fixed"` with `num_assistant_tokens`.'
-        )
-    if threshold is None or not 0 <= threshold <= 1:
+    temperatures = _checked_temperatures(drafter, setting("confidence_temperatures"))
+    if schedule == "confidence" and (threshold is None or not 0 <= threshold <= 1):
         raise ValueError(
             f"The confidence schedule needs `assistant_confidence_threshold` between 0 and 1, got {threshold}."
         )
-    return float(threshold)
+    window = setting("draft_context_window")
+    if window is not None and window < 1:
+        raise ValueError(f"`draft_context_window` must be at least 1, got {window}; leave it out for no limit.")
+    return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window)
+
+
+def _checked_temperatures(drafter: Drafter, temperatures: Any) -> tuple[float, ...] | None:
+    if temperatures is None:
+        return None
+    values = tuple(map(float, temperatures))
+    if len(values) < drafter.num_drafts or not all(0 < value < math.inf for value in values):
+        raise ValueError(
+            f"`confidence_temperatures` must be {drafter.num_drafts} positive numbers, one a draft position, got "
+            f"{list(temperatures)}. `hf-dspark calibrate` fits them."
+        )
+    return values
 
 
 def refuse_unsupported(
@@ -93,12 +122,8 @@ def refuse_unsupported(
         ValueError: Naming the option and what to do.
     """
     cache = model_kwargs.get("cache")
-    # A cache of recurrent states alone has no length; it is refused after the prefill, when it is known.
-    has_length = cache is not None and not all(cache.is_linear)
     refusals = {
         "num_beams > 1": (config.num_beams or 1) > 1,
-        "num_return_sequences > 1": (config.num_return_sequences or 1) > 1,
-        "a batch of more than one row": input_ids.shape[0] > 1,
         "constrained beam search": getattr(config, "constraints", None) or getattr(config, "force_words_ids", None),
         "`penalty_alpha` (contrastive search)": config.penalty_alpha,
         "`dola_layers`": getattr(config, "dola_layers", None),
@@ -108,10 +133,8 @@ def refuse_unsupported(
         "`use_cache=False`": not model_kwargs.get("use_cache", True) or cache is None,
         "`prefill_chunk_size`": config.prefill_chunk_size,
         "`output_attentions`": config.output_attentions,
-        "`output_hidden_states`": config.output_hidden_states,
         '`cache_implementation="quantized"`': config.cache_implementation == "quantized",
         "`inputs_embeds`": model_kwargs.get("inputs_embeds") is not None,
-        "a cache that already holds tokens": has_length and cache.get_seq_length() > 0,
         f"an encoder-decoder target ({type(target).__name__})": target.config.is_encoder_decoder,
     }
     for what, present in refusals.items():
@@ -119,4 +142,47 @@ def refuse_unsupported(
             raise ValueError(
                 f"Decoding with a drafter does not support {what}. Leave it out, or call `generate` without "
                 "`assistant_model`."
+            )
+
+
+# What ends a row by that row alone.
+ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+
+def refuse_for_rows(
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    streamer: BaseStreamer | None,
+) -> None:
+    """
+    Refuses by name what can't be honoured for several rows, since each goes on at its own pace.
+
+    Raises:
+        ValueError: Naming the option and what to do.
+    """
+    if input_ids.shape[0] == 1:
+        return
+
+    def sees_rows(watchers: Any, known: tuple[type, ...]) -> list[str]:
+        return [type(w).__name__ for w in watchers if type(w) not in known and not getattr(w, "row_wise", False)]
+
+    refusals = {
+        "a streamer": streamer is not None,
+        "a cache of your own": getattr(model_kwargs.get("cache"), "_is_user_defined", False),
+        "rows that end at different places without a `pad_token_id`": config._pad_token_tensor is None
+        and any(type(criterion) is not MaxLengthCriteria for criterion in criteria),
+    }
+    for name in [*sees_rows(logits_processor, ROW_PROCESSORS), *sees_rows(criteria, ROW_CRITERIA)]:
+        refusals[
+            f"{name}, which would be called with one row at a time; if it looks at each row alone and keeps nothing "
+            "between its calls, say so with an attribute `row_wise = True`"
+        ] = True
+    for what, present in refusals.items():
+        if present:
+            raise ValueError(
+                f"Decoding several rows with a drafter does not support {what}. Otherwise decode the rows one by one, "
+                "or without `assistant_model`."
             )

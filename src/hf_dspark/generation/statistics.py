@@ -1,36 +1,59 @@
 """Counters of a speculative run, and what is derived from them. Every metric of the library is defined here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 
 @dataclass
+class Round:
+    """
+    What happened in one round, by live row.
+
+    Args:
+        rows (`list[int]`): The rows, as indices in the batch.
+        proposed (`int`): Drafts of each row.
+        scheduled, verified, accepted (`list[int]`):
+            How many of a row's drafts the schedule chose, how many went through the target (no more than the row had
+            room for), and how many were committed.
+        confidences (`torch.FloatTensor` of shape `(len(rows), proposed)`, *optional*):
+            What the drafter expected of each draft, uncalibrated; on the CPU.
+    """
+
+    rows: list[int]
+    proposed: int
+    scheduled: list[int]
+    verified: list[int]
+    accepted: list[int]
+    confidences: torch.Tensor | None = None
+
+
+@dataclass
 class Speculation:
     """
-    What happened in a run. A round is one target forward after the prefill; the token that the prefill itself gives
-    belongs to no round.
+    What happened in a run. A round of a row is one target forward after the prefill that the row takes part in; the
+    token that the prefill itself gives belongs to no round.
 
     Args:
         accepted_lengths (`list[list[int]]`): Per row, the committed tokens of each round, the target's own included;
             tokens cut off by a stop or by the length limit do not count.
-        proposed, verified, reached, accepted (`list[int]`): Per draft position, the rounds that drafted it, that sent
-            it through the target, that did so and accepted everything before it, and that committed it.
+        history (`list[Round]`): Every round, with the rows that took part.
         target_forwards (`int`): Forwards of the target, the prefill included.
         generated_tokens (`int`): New tokens, over all rows.
         draft_seconds, target_seconds, total_seconds (`float`): Wall-clock time; what is neither draft nor target is
             everything else.
+
+    Per draft position, over all rows, `proposed`, `verified`, `reached` and `accepted` count the rounds that drafted
+    it, that sent it through the target, that did so and accepted everything before it, and that committed it.
     """
 
     accepted_lengths: list[list[int]] = field(default_factory=lambda: [[]])
-    proposed: list[int] = field(default_factory=list)
-    verified: list[int] = field(default_factory=list)
-    reached: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    history: list[Round] = field(default_factory=list)
     target_forwards: int = 0
     generated_tokens: int = 0
     draft_seconds: float = 0.0
@@ -38,7 +61,24 @@ class Speculation:
     total_seconds: float = 0.0
 
     @property
+    def proposed(self) -> list[int]:
+        return self._per_position(lambda r: [r.proposed] * len(r.rows))
+
+    @property
+    def verified(self) -> list[int]:
+        return self._per_position(lambda r: r.verified)
+
+    @property
+    def reached(self) -> list[int]:
+        return self._per_position(lambda r: [min(v, a + 1) for v, a in zip(r.verified, r.accepted)])
+
+    @property
+    def accepted(self) -> list[int]:
+        return self._per_position(lambda r: r.accepted)
+
+    @property
     def rounds(self) -> int:
+        """Rounds of all rows."""
         return sum(len(row) for row in self.accepted_lengths)
 
     @property
@@ -66,18 +106,29 @@ class Speculation:
         """Per draft position, the same among the rounds that accepted everything before it."""
         return [a / r if r else float("nan") for a, r in zip(self.accepted, self.reached)]
 
-    def record_round(self, num_proposed: int, num_verified: int, num_accepted: int, num_committed: int) -> None:
-        """Counts one round of one row."""
-        for counts, number in (
-            (self.proposed, num_proposed),
-            (self.verified, num_verified),
-            (self.reached, min(num_verified, num_accepted + 1)),
-            (self.accepted, num_accepted),
-        ):
-            counts.extend([0] * (num_proposed - len(counts)))
-            for k in range(number):
-                counts[k] += 1
-        self.accepted_lengths[0].append(num_committed)
+    def record_round(
+        self,
+        rows: list[int],
+        proposed: int,
+        scheduled: list[int],
+        verified: list[int],
+        accepted: list[int],
+        committed: list[int],
+        confidences: torch.Tensor | None = None,
+    ) -> None:
+        """Keeps one round; `committed` counts the tokens that each row gained, the rest is as in [`Round`]."""
+        self.history.append(Round(rows, proposed, scheduled, verified, accepted, confidences))
+        for row, number in zip(rows, committed):
+            self.accepted_lengths[row].append(number)
+
+    def _per_position(self, lengths: Callable[[Round], Iterable[int]]) -> list[int]:
+        """How many rows' rounds got as far as each draft position."""
+        counts = [0] * max((r.proposed for r in self.history), default=0)
+        for r in self.history:
+            for length in lengths(r):
+                for k in range(length):
+                    counts[k] += 1
+        return counts
 
     @contextmanager
     def timed(self, what: str, device: torch.device) -> Iterator[None]:
@@ -100,3 +151,29 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """
 
     speculation: Speculation | None = None
+
+
+def row_record(speculation: Speculation, row: int) -> dict[str, Any]:
+    """What is logged of a row: its rounds, as [`count_rounds`] takes them, and their confidences if there are any."""
+    rounds, confidences, committed = [], [], iter(speculation.accepted_lengths[row])
+    for each in speculation.history:
+        if row in each.rows:
+            i = each.rows.index(row)
+            rounds.append([each.proposed, each.verified[i], each.accepted[i], next(committed)])
+            confidences.append([] if each.confidences is None else [round(c, 6) for c in each.confidences[i].tolist()])
+    return {"rounds": rounds, "confidences": confidences} if any(confidences) else {"rounds": rounds}
+
+
+def count_rounds(rows: Sequence[Iterable[Sequence[int]]]) -> Speculation:
+    """Counters of rows' recorded rounds, each its numbers of proposed, verified, accepted and committed tokens."""
+    speculation = Speculation(accepted_lengths=[[] for _ in rows])
+    for row, rounds in enumerate(rows):
+        for proposed, verified, accepted, committed in rounds:
+            speculation.record_round([row], proposed, [verified], [verified], [accepted], [committed])
+    return speculation
+
+
+def accepted_histogram(speculation: Speculation) -> list[int]:
+    """How many rounds committed 1, 2, 3, ... tokens; index 0 is one token. Empty without a round."""
+    lengths = [length for row in speculation.accepted_lengths for length in row]
+    return [lengths.count(length) for length in range(1, max(lengths, default=0) + 1)]

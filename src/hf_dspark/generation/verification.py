@@ -1,10 +1,10 @@
 """Which drafts are accepted, and the target's own token behind them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as processors
 
 
@@ -14,28 +14,89 @@ class Decision:
     What was decided about one position.
 
     Args:
-        token (`torch.LongTensor` of shape `()`): The token to commit.
+        token (`int`): The token to commit.
         is_draft (`bool`): Whether it is an accepted draft rather than the target's own token.
         scores (`torch.FloatTensor` of shape `(1, vocab_size)`, *optional*): The processed scores behind it.
     """
 
-    token: torch.Tensor
+    token: int
     is_draft: bool
     scores: torch.Tensor | None = None
 
 
-def verify_greedy(logits: torch.Tensor, drafts: torch.Tensor) -> Iterator[Decision]:
+def verify_rows(
+    scores: torch.Tensor,
+    drafts: Sequence[Sequence[int]],
+    probabilities: torch.Tensor | None,
+    do_sample: bool,
+    keep_scores: bool = False,
+) -> list[list[Decision]]:
     """
-    Accepts drafts while they are the target's most likely tokens.
+    Accepts drafts left to right, for all rows at once: speculative sampling (arXiv 2211.17192), or exact match when
+    greedy.
 
     Args:
-        logits (`torch.FloatTensor` of shape `(drafts + 1, vocab_size)`): The target's logits.
-        drafts (`torch.LongTensor` of shape `(drafts,)`): Drafted tokens.
+        scores (`torch.FloatTensor` of shape `(tokens, vocab_size)`):
+            The target's processed scores, row after row: those of each draft, then those of the token behind them.
+        drafts (`Sequence[Sequence[int]]`): The verified drafts of each row.
+        probabilities (`torch.FloatTensor` of shape `(rows, drafts, vocab_size)`, *optional*):
+            The distributions that the drafts were drawn from.
+        do_sample (`bool`): Whether to sample.
+        keep_scores (`bool`, *optional*, defaults to `False`): Whether decisions carry the scores behind them.
+
+    Returns:
+        `list[list[Decision]]`: per row its accepted drafts, then the target's own token.
     """
-    best = logits.argmax(-1)
-    accepted = int((best[:-1] == drafts).long().cumprod(0).sum())
-    for k in range(accepted + 1):
-        yield Decision(best[k], k < accepted)
+    choose = _sample_rows if do_sample else _most_likely
+    decisions, start = [], 0
+    for row, (accepted, own) in zip(drafts, choose(scores, drafts, probabilities)):
+        kept = scores[start : start + accepted + 1].split(1) if keep_scores else [None] * (accepted + 1)
+        tokens = [*row[:accepted], own]
+        decisions.append([Decision(token, k < accepted, kept[k]) for k, token in enumerate(tokens)])
+        start += len(row) + 1
+    return decisions
+
+
+def _most_likely(
+    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: None
+) -> Iterator[tuple[int, int]]:
+    """Per row how many drafts are accepted, and the token behind them."""
+    best, start = scores.argmax(-1).tolist(), 0
+    for row in drafts:
+        accepted = 0
+        while accepted < len(row) and row[accepted] == best[start + accepted]:
+            accepted += 1
+        yield accepted, best[start + accepted]
+        start += len(row) + 1
+
+
+def _sample_rows(
+    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: torch.Tensor | None
+) -> list[tuple[int, int]]:
+    p = torch.softmax(scores, dim=-1)
+    # Place of every draft among the scores, its row, its slot and its token.
+    flat, starts, start = [], [], 0
+    for row, tokens in enumerate(drafts):
+        starts.append(start)
+        flat += [(start + k, row, k, token) for k, token in enumerate(tokens)]
+        start += len(tokens) + 1
+    hits: list[bool] = []
+    if flat:
+        place, row, slot, token = torch.tensor(flat, device=p.device).unbind(1)
+        chance = torch.rand(len(flat), device=p.device)
+        hits = (chance * probabilities[row, slot, token] < p[place, token]).tolist()
+    accepted, first = [], 0
+    for tokens in drafts:
+        mine = [*hits[first : first + len(tokens)], False]
+        accepted.append(mine.index(False))
+        first += len(tokens)
+    last = p[[start + n for start, n in zip(starts, accepted)]]
+    rejected = [r for r, tokens in enumerate(drafts) if accepted[r] < len(tokens)]
+    if rejected:
+        residual = (last[rejected] - probabilities[rejected, [accepted[r] for r in rejected]]).clamp_min(0)
+        # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
+        last[rejected] = torch.where(residual.sum(-1, keepdim=True) > 0, residual, last[rejected])
+    return list(zip(accepted, torch.multinomial(last, 1)[:, 0].tolist()))
 
 
 def verify_in_order(
@@ -71,7 +132,7 @@ def verify_in_order(
         else:
             token = processed[0].argmax(-1)
             accepted = draft is not None and bool(token == draft)
-        yield Decision(token, accepted, processed)
+        yield Decision(int(token), accepted, processed)
         if not accepted:
             return
 
@@ -90,26 +151,57 @@ def sample_token(p: torch.Tensor, draft: torch.Tensor | None, q: torch.Tensor | 
     return torch.multinomial(residual if float(residual.sum()) > 0 else p, 1)[0], False
 
 
-# Processors that are functions of prefix and scores alone, so that drafts may be drawn through them too. Others (those
-# with a memory, and the user's own) shape the target's side only: acceptance falls, the output stays right.
-PURE_PROCESSORS = (
+# Processors that are functions of a row's scores alone, so that they may process any scores at once.
+SCORE_PROCESSORS = (
     processors.TemperatureLogitsWarper,
     processors.TopKLogitsWarper,
     processors.TopPLogitsWarper,
+    processors.TopHLogitsWarper,
     processors.MinPLogitsWarper,
     processors.TypicalLogitsWarper,
     processors.EpsilonLogitsWarper,
     processors.EtaLogitsWarper,
+    processors.SuppressTokensLogitsProcessor,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
+)
+# Functions of prefix and scores alone, so that drafts may be drawn through them too. Others (those with a memory, and
+# the user's own) shape the target's side only: acceptance falls, the output stays right.
+PURE_PROCESSORS = (
+    *SCORE_PROCESSORS,
     processors.RepetitionPenaltyLogitsProcessor,
     processors.NoRepeatNGramLogitsProcessor,
     processors.NoBadWordsLogitsProcessor,
     processors.SequenceBiasLogitsProcessor,
-    processors.SuppressTokensLogitsProcessor,
     processors.SuppressTokensAtBeginLogitsProcessor,
     processors.MinLengthLogitsProcessor,
     processors.MinNewTokensLengthLogitsProcessor,
     processors.ExponentialDecayLengthPenalty,
 )
+# What can be asked about one row at a time, whatever the other rows are.
+ROW_PROCESSORS = (
+    *PURE_PROCESSORS,
+    processors.PrefixConstrainedLogitsProcessor,
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.WatermarkLogitsProcessor,
+)
+
+
+def for_row(logits_processor: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors as one row meets them, when they are called with that row alone."""
+    return LogitsProcessorList(_for_row(processor, row) for processor in logits_processor)
+
+
+def _for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """Some count the rows that they are called with, or know the padding of each."""
+    if type(processor) is processors.PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return processors.PrefixConstrainedLogitsProcessor(lambda _, prefix: allowed(row, prefix), num_beams=1)
+    padding = getattr(processor, "prompt_ignore_length", None)
+    if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(padding, torch.Tensor):
+        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, padding[row : row + 1])
+    return processor
 
 
 class DraftDraw:
@@ -117,32 +209,45 @@ class DraftDraw:
     Draws drafts as the call draws tokens, see [`Drafter.pick`].
 
     Args:
-        logits_processor (`LogitsProcessorList`): The call's processors; the pure ones are used.
+        row_processors (`list[LogitsProcessorList]`): The call's processors, as each row meets them; the pure ones are
+            used.
         do_sample (`bool`): Whether to sample.
 
     Attributes:
-        prefix (`torch.LongTensor` of shape `(1, length)`): The committed tokens.
+        prefixes (`list[torch.LongTensor]`): The committed tokens of every live row, each `(1, length)`; needed if
+            `reads_prefix`.
+        rows (`list[int]`): The live rows.
     """
 
-    def __init__(self, logits_processor: LogitsProcessorList, do_sample: bool) -> None:
-        self.processors = LogitsProcessorList(p for p in logits_processor if type(p) in PURE_PROCESSORS)
+    def __init__(self, row_processors: list[LogitsProcessorList], do_sample: bool) -> None:
+        self.processors = [LogitsProcessorList(p for p in row if type(p) in PURE_PROCESSORS) for row in row_processors]
+        self.reads_prefix = any(type(p) not in SCORE_PROCESSORS for p in self.processors[0])
+        # Whether drawing differs from taking the most likely token.
+        self.is_needed = do_sample or len(self.processors[0]) > 0
         self.do_sample = do_sample
-        self.prefix: torch.Tensor | None = None
+        self.prefixes: list[torch.Tensor] = []
+        self.rows: list[int] = []
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether drawing differs from taking the most likely token."""
-        return self.do_sample or len(self.processors) > 0
+    def _process(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+        # A copy, because processors may write into it.
+        scores = scores.clone()
+        if not self.reads_prefix:
+            return self.processors[0](drafted, scores)
+        drafted = drafted.to(self.prefixes[0].device)
+        processed = [
+            self.processors[row](torch.cat([prefix, drafted[r : r + 1]], dim=1), scores[r : r + 1])
+            for r, (row, prefix) in enumerate(zip(self.rows, self.prefixes))
+        ]
+        return torch.cat(processed)
 
     def __call__(self, scores: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        prefix = torch.cat([self.prefix, drafted.to(self.prefix.device)], dim=1)
-        processed = self.processors(prefix, scores.clone()).float()
+        processed = self._process(scores, drafted).float()
         # A drafter in float16 may overflow; what it drafts then is poor, but there must be something to draw from.
         largest = torch.finfo(processed.dtype).max
         processed = processed.nan_to_num(nan=float("-inf"), posinf=largest, neginf=float("-inf"))
-        if not bool(torch.isfinite(processed).any()):
-            # Everything that can be drafted is ruled out; any draft will do, it will be rejected.
-            processed = torch.zeros_like(processed)
+        # Where everything that can be drafted is ruled out, any draft will do: it will be rejected.
+        possible = torch.isfinite(processed).any(-1, keepdim=True)
+        processed = torch.where(possible, processed, torch.zeros_like(processed))
         if not self.do_sample:
             return processed.argmax(-1), None
         q = torch.softmax(processed, dim=-1)

@@ -1,4 +1,4 @@
-"""Training on blocks: what each slot of a block must predict, and what a block may look at."""
+"""Blocks: what each slot of a block must predict, and what a block may look at."""
 
 from dataclasses import dataclass
 
@@ -86,3 +86,35 @@ def block_attention_mask(
         inside = inside.tril() if window.causal else inside
     own = torch.block_diag(*[inside] * blocks).bool()
     return torch.cat([context.flatten(1, 2), own.expand(batch, -1, -1)], dim=-1)[:, None]
+
+
+def block_decoding_mask(
+    held: torch.Tensor, starts: torch.Tensor, block_size: int, window: Window | None, context_window: int | None
+) -> torch.Tensor:
+    """
+    What `block_attention_mask` says, for one block a row behind a cache.
+
+    Args:
+        held (`torch.LongTensor` of shape `(rows or 1, slots)`):
+            The position that each cache slot holds, the block's own included; negative or past the block for none.
+        starts (`torch.LongTensor` of shape `(rows,)`): Positions of the anchors.
+        block_size (`int`): Slots of a block.
+        window (`Window`, *optional*): How far the layer sees; to the beginning by default.
+        context_window (`int`, *optional*): How many positions before the anchor the drafter looks at, in any layer.
+
+    Returns:
+        `torch.BoolTensor` of shape `(rows, 1, block_size, slots)`.
+    """
+    starts = starts[:, None, None]
+    queries, held = block_positions(starts[..., 0], block_size).transpose(1, 2), held[:, None]
+    context, own = (held >= 0) & (held < starts), (held >= starts) & (held < starts + block_size)
+    if context_window is not None:
+        context = context & (held >= starts - context_window)
+    if window is not None and window.from_anchor:
+        context = context & (held >= starts - window.size)
+    elif window is not None:
+        context = context & (held > queries - window.size)
+        own = own & ((held - queries).abs() < window.size)
+    if window is not None and window.causal:
+        own = own & (held <= queries)
+    return (context | own)[:, None]

@@ -7,6 +7,21 @@ from transformers.configuration_utils import SubConfigSpec
 
 
 FORMAT_VERSION = 1
+# Of a transformer's config, what decides what its layers and its head compute; no family has all of them.
+LAYER_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_parameters",
+    "attention_bias",
+    "mlp_bias",
+    "vocab_size",
+    "final_logit_softcapping",
+)
 # Stands for EAGLE-3's own feature layers where the depth of the target is not known yet.
 EAGLE3_LAYERS = "eagle3"
 
@@ -131,6 +146,8 @@ class DrafterConfig(PreTrainedConfig):
                 f"`format_version` {self.format_version} is newer than {FORMAT_VERSION}, the newest that this "
                 "hf-dspark knows. Update hf-dspark."
             )
+        if self.vocab_size < 0:
+            raise ValueError(f"`vocab_size` {self.vocab_size} is negative.")
         if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"`draft_vocab_size` {self.draft_vocab_size} exceeds `vocab_size` {self.vocab_size}.")
         if isinstance(self.target_layer_ids, str) and self.target_layer_ids != EAGLE3_LAYERS:
@@ -141,6 +158,8 @@ class DrafterConfig(PreTrainedConfig):
                 "guessed (a wrong guess drafts badly without any error). Add the list to the checkpoint's config.json "
                 "or pass `target_layer_ids=[...]`."
             )
+        if self.target_layer_ids != EAGLE3_LAYERS and any(type(i) is not int for i in self.target_layer_ids):
+            raise ValueError(f"`target_layer_ids` {self.target_layer_ids} must be whole numbers.")
         if self.num_target_layers is not None and self.target_layer_ids != EAGLE3_LAYERS:
             # The last layer's output exists only behind the final norm in transformers.
             bad = [i for i in self.target_layer_ids if not -1 <= i < self.num_target_layers - 1]
@@ -149,3 +168,14 @@ class DrafterConfig(PreTrainedConfig):
                     f"`target_layer_ids` {bad} are outside -1..{self.num_target_layers - 2}: the target has "
                     f"{self.num_target_layers} layers and its last one can't be used as a feature. Correct the list."
                 )
+
+    def require_type(self, kind: type, *names: str) -> None:
+        """
+        Refuses fields of another type, which would be taken for something else further down.
+
+        Raises:
+            ValueError: Naming the field.
+        """
+        for name in names:
+            if type(getattr(self, name)) is not kind:
+                raise ValueError(f"`{name}` {getattr(self, name)!r} must be of the type {kind.__name__}.")

@@ -9,35 +9,61 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.utils import ModelOutput, logging
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import ModelOutput
 
+from .adapters import Adapters, adapter_base
+from .attachment import TargetParts, check_belongs, plain_weight, soft_cap, warn_about_types
 from .backbones import build_layers, family_of
 from .configuration_drafter import DrafterConfig
-from .loading import default_generation_config, load_generation_config, refuse_incomplete
+from .loading import (
+    default_generation_config,
+    load_generation_config,
+    load_training_record,
+    refuse_incomplete,
+    save_training_record,
+)
+from .rows import Layout, RowCache, RowLayer
 from .vocabulary import check_vocabulary
 
 
-logger = logging.get_logger(__name__)
-
+# What `save_pretrained(push_to_hub=True)` passes on.
+PUSH_ARGUMENTS = ("repo_id", "private", "revision", "create_pr", "commit_message", "commit_description", "tags")
 # Where configs keep the cap of the LM head's logits, if they have one.
 SOFTCAPPING = "final_logit_softcapping"
 # scores over the target's vocabulary [R, V], tokens drafted before this slot [R, k] -> tokens [R], distribution [R, V]
 Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
-class DraftCache(DynamicCache):
+class DraftCache(RowCache):
     """
-    What a drafter remembers of a sequence between rounds. The caller owns it; the drafter itself has no state.
+    What a drafter remembers of its rows between rounds. The caller owns it; the drafter itself has no state.
+
+    Args:
+        layers (`list[RowLayer]`): A layer for each of the draft's.
+        context_window (`int`, *optional*): Positions before the anchor that the drafter looks at; all by default.
 
     Attributes:
         carried (`torch.Tensor` of shape `(rows, hidden_size)`, *optional*):
             Hidden state behind the newest committed position, for drafters that draft on from it (EAGLE-3).
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, layers: list[RowLayer], context_window: int | None = None) -> None:
+        super().__init__(layers)
+        self.context_window = context_window
         self.carried: torch.Tensor | None = None
+
+    def drop_row(self, row: int) -> None:
+        super().drop_row(row)
+        if self.carried is not None:
+            self.carried[row] = self.carried[-1]
+            self.carried = self.carried[:-1]
+
+    @property
+    def reach(self) -> int | None:
+        """How many of its newest positions are ever looked at again, if there is a limit in every layer."""
+        sizes = [layer.ring for layer in self.layers]
+        return None if None in sizes else max(sizes)
 
 
 @dataclass
@@ -50,7 +76,8 @@ class Proposal:
         probabilities (`torch.FloatTensor` of shape `(rows, drafts, vocab_size)`, *optional*):
             The distributions that the tokens were drawn from; `None` when they are the most likely ones.
         confidences (`torch.FloatTensor` of shape `(rows, drafts)`, *optional*):
-            Predicted probability that a token is accepted, given that those before it were.
+            Predicted probability that a token is accepted, given that those before it were; from the confidence head,
+            else [`largest_probability`]. It never depends on the token itself.
     """
 
     tokens: torch.Tensor
@@ -73,22 +100,7 @@ class DrafterOutput(ModelOutput):
     terms: dict[str, torch.Tensor] | None = None
 
 
-@dataclass
-class TargetParts:
-    """What a drafter uses of its target, by reference; of the head, a reduced vocabulary's rows are copied once."""
-
-    embedding: nn.Module
-    head: nn.Module
-    softcapping: float | None = None
-    draft_head: torch.Tensor | None = None
-
-    def serves(self, head: nn.Module, drafter: "Drafter") -> bool:
-        """Whether these are a target's parts, in the drafter's place and type as it is now."""
-        rows = self.draft_head
-        return self.head is head and (rows is None or (rows.device == drafter.device and rows.dtype == drafter.dtype))
-
-
-class Drafter(PreTrainedModel):
+class Drafter(Adapters, PreTrainedModel):
     """
     Base of [`DFlashDrafter`], [`DSparkDrafter`] and [`Eagle3Drafter`].
 
@@ -122,6 +134,8 @@ class Drafter(PreTrainedModel):
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
             self.register_buffer("t2d", torch.zeros(text.vocab_size, dtype=torch.bool))
         self.generation_config = default_generation_config(config)
+        # How it was trained, for its model card; `DraftTrainer` fills it in.
+        self.training_record: dict[str, Any] | None = None
         # A plain attribute: nn.Module must not take the target's modules for the drafter's own.
         object.__setattr__(self, "_target", None)
 
@@ -147,11 +161,18 @@ class Drafter(PreTrainedModel):
         if self._target is not None and self._target.serves(head, self):
             return self
         warn_about_types(self, target)
-        self._drop_equal("embed_tokens", embedding.weight)
-        self._drop_equal("lm_head", head.weight if not self.config.draft_vocab_size else head.weight[self.draft_ids])
-        parts = TargetParts(embedding, head, getattr(target.config.get_text_config(), SOFTCAPPING, None))
+        self._drop_equal("embed_tokens", plain_weight(embedding))
+        weight = plain_weight(head)
+        if weight is not None and self.config.draft_vocab_size:
+            weight = weight[self.draft_ids.to(weight.device)]
+        self._drop_equal("lm_head", weight)
+        softcapping = getattr(target.config.get_text_config(), SOFTCAPPING, None)
+        parts = TargetParts(embedding, head, softcapping, device=target.device, dtype=target.dtype)
         if self.lm_head is None and self.config.draft_vocab_size:
-            parts.draft_head = head.weight.detach()[self.draft_ids.to(head.weight.device)].to(self.device, self.dtype)
+            weight = parts.head_weight
+            rows = weight[self.draft_ids.to(weight.device)].to(self.device, self.dtype)
+            parts.draft_head = nn.Linear(*rows.shape[::-1], bias=False, device="meta")
+            parts.draft_head.weight = nn.Parameter(rows, requires_grad=False)
         object.__setattr__(self, "_target", parts)
         return self
 
@@ -159,9 +180,9 @@ class Drafter(PreTrainedModel):
     def is_attached(self) -> bool:
         return self._target is not None
 
-    def _drop_equal(self, name: str, weight: torch.Tensor) -> None:
+    def _drop_equal(self, name: str, weight: torch.Tensor | None) -> None:
         own = getattr(self, name)
-        if own is None or own.weight.shape != weight.shape:
+        if own is None or weight is None or own.weight.shape != weight.shape:
             return
         if torch.equal(own.weight.to(weight.device, weight.dtype), weight):
             setattr(self, name, None)
@@ -178,19 +199,31 @@ class Drafter(PreTrainedModel):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeds target ids of any shape, in the drafter's dtype and on its device."""
         embedding = self.embed_tokens or self._require_target("token embedding").embedding
-        return embedding(token_ids.to(embedding.weight.device)).to(self.device, self.dtype)
+        weight = plain_weight(embedding)
+        token_ids = token_ids.to(self._target.device if weight is None else weight.device)
+        # A norm that some targets put on their embedding is theirs alone: drafters embed without it, as transformers'
+        # own DFlash does.
+        plain = hasattr(embedding, "embed_norm")
+        embedded = nn.Embedding.forward(embedding, token_ids) if plain else embedding(token_ids)
+        return embedded.to(self.device, self.dtype)
 
     def head_weight(self) -> torch.Tensor:
         """The LM head over the draft vocabulary, `[output_size, hidden_size]`."""
         if self.lm_head is not None:
             return self.lm_head.weight
         parts = self._require_target("LM head")
-        return parts.head.weight.detach() if parts.draft_head is None else parts.draft_head
+        return parts.head_weight if parts.draft_head is None else parts.draft_head.weight
+
+    @property
+    def borrowed_head(self) -> nn.Module:
+        """The target's LM head, or a copy of its rows for a reduced draft vocabulary."""
+        parts = self._require_target("LM head")
+        return parts.draft_head or parts.head
 
     def teacher_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's logits `[n, vocab_size]` for its last hidden states `[n, hidden_size]` (after its norm)."""
         if self._target is not None:
-            weight, softcapping = self._target.head.weight.detach(), self._target.softcapping
+            weight, softcapping = self._target.head_weight, self._target.softcapping
         else:
             weight = self.lm_head.weight.detach() if self.lm_head is not None else None
             softcapping = self.softcapping
@@ -200,8 +233,11 @@ class Drafter(PreTrainedModel):
 
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """LM head on hidden states `[..., hidden_size]`: float32 logits over the draft vocabulary."""
-        weight = self.head_weight()
-        return self.soft_cap(F.linear(hidden.to(weight.device, weight.dtype), weight).to(self.device).float())
+        head = self.lm_head or self.borrowed_head
+        weight = plain_weight(head)
+        # A quantised head can only be called, in the target's own type.
+        place = (self._target.device, self._target.dtype) if weight is None else (weight.device, weight.dtype)
+        return self.soft_cap(head(hidden.to(*place)).to(self.device).float())
 
     @property
     def softcapping(self) -> float | None:
@@ -262,26 +298,65 @@ class Drafter(PreTrainedModel):
 
     # ------------------------------------------------------------------ decoding: what subclasses implement
 
-    def new_cache(self) -> DraftCache:
-        """A fresh cache for `extend` and `propose`."""
-        return DraftCache()
+    def new_cache(self, context_window: int | None = None) -> DraftCache:
+        """
+        A fresh cache for `extend` and `propose`.
+
+        Args:
+            context_window (`int`, *optional*):
+                How many positions before the anchor the drafter looks at. Older ones leave the cache, so that a
+                round's draft costs the same however long the sequence is. All positions by default.
+        """
+        windows = [self.layer_window(i, context_window) for i in range(self.config.num_hidden_layers)]
+        # Room for what is written ahead of the newest committed position.
+        ahead = self.num_drafts + 1
+        layers = [RowLayer(None if window is None else window + ahead, window) for window in windows]
+        return DraftCache(layers, context_window)
+
+    def layer_window(self, layer: int, context_window: int | None) -> int | None:
+        """How far back a layer looks; `None` for the whole sequence."""
+        return context_window
 
     @property
     def num_drafts(self) -> int:
         """Most tokens that a round can propose."""
         return self.config.num_drafts
 
-    def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
+    def extend(
+        self,
+        cache: DraftCache,
+        features: torch.Tensor,
+        next_tokens: torch.Tensor | None,
+        counts: list[int] | None = None,
+    ) -> None:
         """
         Takes in newly committed positions; the cache grows by exactly those.
 
         Args:
-            cache (`DraftCache`): The sequence's cache.
+            cache (`DraftCache`): The rows' cache.
             features (`torch.Tensor` of shape `(rows, n, layers * target_hidden_size)`):
                 The target's features of the `n` positions, concatenated in the order of `config.target_layer_ids`.
-            next_tokens (`torch.LongTensor` of shape `(rows, n)`):
-                For each position the token after it; the last is the anchor.
+                With `counts`, of shape `(1, sum(counts), ...)`: one row's positions after another's.
+            next_tokens (`torch.LongTensor` of shape `(rows, n)` or `(1, sum(counts))`):
+                For each position the token after it; a row's last is its anchor.
+            counts (`list[int]`, *optional*): Positions of each row, at least one, if not the same for all.
         """
+        if counts is None:
+            counts = [features.shape[1]] * features.shape[0]
+            features = features.flatten(0, 1)[None]
+            next_tokens = None if next_tokens is None else next_tokens.flatten()[None]
+        layout = cache.open(counts, self.device)
+        # Positions that no layer will look at are not even projected.
+        tail = None if cache.reach is None else layout.tail(cache.reach)
+        if tail is not None:
+            index, cache.layout = tail
+            features = features.index_select(1, index.to(features.device))
+            next_tokens = None if next_tokens is None else next_tokens.index_select(1, index.to(next_tokens.device))
+        self.take_in(cache, features, next_tokens, cache.layout)
+        cache.commit(counts)
+
+    def take_in(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor, layout: Layout) -> None:
+        """`extend` for packed features `[1, tokens, ...]` and tokens `[1, tokens]`, whose layout is open."""
         raise NotImplementedError
 
     def propose(
@@ -354,7 +429,8 @@ class Drafter(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any
     ) -> "Drafter":
         """
-        Loads a drafter from a folder or Hub id, in our format or another project's that we know.
+        Loads a drafter from a folder or Hub id, in our format or another project's that we know. A folder of PEFT
+        adapters gives the base drafter that it names, with those adapters.
 
         Args:
             pretrained_model_name_or_path (`str`): Folder or Hub id.
@@ -366,6 +442,13 @@ class Drafter(PreTrainedModel):
         """
         from ..checkpoints import naming, read_checkpoint
 
+        base = adapter_base(pretrained_model_name_or_path, kwargs)
+        if base is not None:
+            adapters = {k: kwargs.pop(k) for k in ("revision",) if k in kwargs}
+            loaded = cls.from_pretrained(base, *args, **kwargs)
+            drafter = loaded[0] if isinstance(loaded, tuple) else loaded
+            drafter.load_adapter(pretrained_model_name_or_path, **adapters)
+            return loaded
         want_info = kwargs.pop("output_loading_info", False)
         # Refused below, by name.
         kwargs["ignore_mismatched_sizes"] = True
@@ -388,13 +471,83 @@ class Drafter(PreTrainedModel):
             model.check_weights()
         if pretrained_model_name_or_path is not None:
             model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
+            model.training_record = load_training_record(pretrained_model_name_or_path)
         return (model, info) if want_info else model
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Saves config, weights (without what is borrowed from the target) and decoding settings."""
+        """
+        Saves config, weights (without what is borrowed from the target), decoding settings and, if it was trained
+        with [`DraftTrainer`], `training_record.json`; of a drafter with adapters, the active adapters alone.
+        """
+        hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        push_to_hub = kwargs.pop("push_to_hub", False)
+        if self.has_adapters:
+            if push_to_hub:
+                raise ValueError("Adapters are not published alone: merge them into the drafter first.")
+            if kwargs.get("is_main_process", True):
+                self.save_adapters(save_directory)
+            return
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             self.generation_config.save_pretrained(save_directory)
+            save_training_record(save_directory, self.training_record)
+            if push_to_hub:
+                self.push_to_hub(hub.pop("repo_id", Path(save_directory).name), token=kwargs.get("token"), **hub)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: bool | str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        commit_message: str | None = None,
+        commit_description: str | None = None,
+        tags: list[str] | None = None,
+        max_shard_size: int | str = "50GB",
+        **facts: Any,
+    ) -> Any:
+        """
+        Publishes the drafter: weights, config, decoding settings, `custom_generate/generate.py` and a model card
+        written from what is known of it. See [`~hf_dspark.publish_drafter`], which takes folders too.
+
+        Args:
+            repo_id (`str`): The repository, `"user/name"`; created if it is not there.
+            private (`bool`, *optional*): Whether a new repository is private; the account's default if not given.
+            token (`bool` or `str`, *optional*): As in `huggingface_hub`: the one that is logged in by default.
+            revision (`str`, *optional*, defaults to `"main"`): The branch, created if it is not there.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead.
+            commit_message, commit_description (`str`, *optional*): Of the commit.
+            tags (`list[str]`, *optional*): Further tags of the card.
+            max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`): Largest file of weights.
+            **facts: What the card says and no file holds, see [`~hf_dspark.publish_drafter`].
+
+        Returns:
+            `huggingface_hub.CommitInfo`: the commit.
+
+        Example:
+
+        ```python
+        >>> drafter.push_to_hub("you/my-drafter", license="apache-2.0", private=True)  # doctest: +SKIP
+        ```
+        """
+        from ..hub.publishing import publish_drafter
+
+        publication = publish_drafter(
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=commit_message,
+            commit_description=commit_description,
+            tags=tags,
+            max_shard_size=max_shard_size,
+            **facts,
+        )
+        return publication.commit
 
     def export(self, folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
         """
@@ -422,6 +575,8 @@ class Drafter(PreTrainedModel):
         """
         from ..hub.export import export
 
+        if self.has_adapters:
+            raise ValueError("Other formats know no adapters: call `drafter.merge_adapters()` before the export.")
         return export(self, folder, format, force)
 
     def check_weights(self) -> None:
@@ -435,53 +590,16 @@ class Drafter(PreTrainedModel):
             check_vocabulary(self.d2t, self.t2d)
 
 
-def soft_cap(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """Bends logits so that none passes the cap, if there is one."""
-    return torch.tanh(logits / cap) * cap if cap else logits
-
-
-def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:
+def largest_probability(logits: torch.Tensor) -> torch.Tensor:
     """
-    Checks that a drafter and a target belong together, before any forward.
+    The largest probability of each slot's draft distribution: what stands for a confidence in drafters that predict
+    none. The drawn token's own probability would know what was drawn, and a schedule that listens to it would bias
+    the output.
 
-    Raises:
-        TypeError: If the target is no causal language model.
-        ValueError: Naming what differs.
+    Args:
+        logits (`torch.FloatTensor` of shape `(..., output_size)`): The slots' logits.
+
+    Returns:
+        `torch.FloatTensor` of shape `(...)`.
     """
-    if isinstance(target, Drafter):
-        raise TypeError("The target is itself a drafter. Pass the full model as target, the drafter as assistant.")
-    if getattr(target.config, "is_encoder_decoder", False) or target.get_output_embeddings() is None:
-        raise TypeError(
-            f"{type(target).__name__} is no decoder-only language model with an LM head; drafters need one."
-        )
-    text = target.config.get_text_config()
-    for what, ours, theirs in (
-        ("hidden size", config.target_hidden_size, text.hidden_size),
-        ("vocabulary size", config.vocab_size or None, text.vocab_size),
-        ("number of layers", config.num_target_layers, text.num_hidden_layers),
-    ):
-        if ours is not None and ours != theirs:
-            made_for = f" (made for {config.target_name_or_path})" if config.target_name_or_path else ""
-            raise ValueError(
-                f"Drafter and target don't belong together: the drafter{made_for} expects a target with {what} "
-                f"{ours}, this one has {theirs}. Use the target that the drafter was trained for."
-            )
-    # Borrowed embeddings enter the draft directly.
-    if config.hidden_size != text.hidden_size and not (config.own_embedding and config.own_head):
-        raise ValueError(
-            f"The drafter's hidden size {config.hidden_size} differs from the target's {text.hidden_size}, so it "
-            "can't borrow the target's embedding and LM head, and it has none of its own."
-        )
-
-
-def warn_about_types(drafter: Drafter, target: PreTrainedModel) -> None:
-    """Different types work, cast at the boundary; some are a bad idea."""
-    if torch.float16 in (drafter.dtype, target.dtype):
-        logger.warning_once(
-            "float16 overflows on the hidden states of some targets, and then few drafts are accepted. bfloat16 or "
-            "float32 are safer."
-        )
-    if drafter.dtype != target.dtype:
-        logger.warning_once(
-            f"The drafter is in {drafter.dtype}, its target in {target.dtype}; features are cast between them."
-        )
+    return torch.exp(logits.amax(-1) - logits.logsumexp(-1))

@@ -7,30 +7,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from . import gemma4
+from . import configuration_gemma4
+from .attachment import check_belongs
 from .backbones import FAMILIES
-from .drafter import Drafter, check_belongs
+from .configuration_drafter import LAYER_FIELDS
+from .drafter import Drafter
 from .vocabulary import draft_vocabulary
 
 
 RESERVED_TOKEN = re.compile(r"mask|reserved|unused|extra_id", re.IGNORECASE)
-# Of a target's config, what shapes a transformer layer.
-LAYER_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-    "max_position_embeddings",
-    "initializer_range",
-    "attention_bias",
-    "mlp_bias",
-    "vocab_size",
-    "final_logit_softcapping",
-)
 # The same as the target's, also where it has none: a pipeline takes others for another tokenizer.
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -59,10 +44,11 @@ def draft_depth(num_target_layers: int) -> int:
 
 def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTrainedConfig:
     """A transformer of the target's family and sizes, or of the llama family where no backbone exists for its own."""
-    if target.model_type in gemma4.TEXT_TYPES:
-        return AutoConfig.for_model("gemma4_text", **gemma4.draft_fields(target, num_hidden_layers))
+    if target.model_type in configuration_gemma4.TEXT_TYPES:
+        return AutoConfig.for_model("gemma4_text", **configuration_gemma4.draft_fields(target, num_hidden_layers))
     family = target.model_type if target.model_type in FAMILIES else "llama"
-    fields = {k: getattr(target, k) for k in LAYER_FIELDS if getattr(target, k, None) is not None}
+    names = (*LAYER_FIELDS, "max_position_embeddings", "initializer_range")
+    fields = {k: getattr(target, k) for k in names if getattr(target, k, None) is not None}
     fields |= {k: getattr(target, k, None) for k in SPECIAL_TOKENS}
     return AutoConfig.for_model(family, num_hidden_layers=num_hidden_layers, tie_word_embeddings=False, **fields)
 

@@ -1,18 +1,28 @@
 """What loading a drafter adds to transformers' own: no key left over, and decoding settings from the checkpoint."""
 
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from .configuration_drafter import DrafterConfig
 
 
+TRAINING_RECORD = "training_record.json"
+
+
 def default_generation_config(config: DrafterConfig) -> GenerationConfig:
-    """Our decoding defaults for a drafter: draft the whole block, verify all of it."""
+    """Our decoding defaults for a drafter: draft the whole block, and leave the schedule to `generate`."""
     settings = GenerationConfig()
     settings.num_assistant_tokens = config.num_drafts
     settings.assistant_confidence_threshold = None
-    settings.verification_schedule = "fixed"
+    settings.verification_schedule = None
+    settings.confidence_temperatures = None
+    settings.draft_context_window = None
     return settings
 
 
@@ -20,13 +30,41 @@ def load_generation_config(name_or_path: Any, config: DrafterConfig, kwargs: dic
     """The checkpoint's own decoding settings over our defaults; transformers does this only for generating models."""
     hub = {k: kwargs[k] for k in ("cache_dir", "revision", "token", "local_files_only", "subfolder") if k in kwargs}
     settings = default_generation_config(config)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(name_or_path, GENERATION_CONFIG_NAME, **hub, **quiet)
+    if file is None:
+        return settings
     try:
         stored = GenerationConfig.from_pretrained(name_or_path, **hub)
-    except OSError:
-        return settings
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged: {error} Correct or remove it.") from error
     stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k != "transformers_version"}
+    count = stored.get("num_assistant_tokens", config.num_drafts)
+    if not isinstance(count, int) or not 1 <= count <= config.num_drafts:
+        raise ValueError(
+            f"{file}: `num_assistant_tokens` {count!r} is no number of drafts from 1 to {config.num_drafts}. Correct "
+            "or remove it."
+        )
     settings.update(**stored, allow_custom_entries=True)
     return settings
+
+
+def load_training_record(name_or_path: Any) -> dict[str, Any] | None:
+    """How the drafter of a folder was trained; `None` where nothing was recorded, and for Hub ids."""
+    try:
+        record = json.loads(Path(name_or_path, TRAINING_RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def save_training_record(folder: str | os.PathLike, record: dict[str, Any] | None) -> None:
+    """Writes how a drafter was trained beside its weights; a record of other weights does not stay there."""
+    file = Path(folder, TRAINING_RECORD)
+    if record is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
@@ -39,12 +77,17 @@ def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
     problems = []
     for kind, label in (("missing_keys", "missing"), ("unexpected_keys", "unknown")):
         if info.get(kind):
-            problems.append(f"{label} keys {sorted(str(k) for k in info[kind])}")
+            problems.append(f"{label} keys {_some((repr(str(k)) for k in info[kind]), '[{}]')}")
     if info.get("mismatched_keys"):
         shapes = (f"{key} {tuple(stored)} instead of {tuple(ours)}" for key, stored, ours in info["mismatched_keys"])
-        problems.append(f"misshapen {', '.join(sorted(shapes))}")
+        problems.append(f"misshapen {_some(shapes)}")
     if problems:
         raise ValueError(
             f"The drafter checkpoint {name} doesn't fit its config.json: {'; '.join(problems)}. Loading it would "
             "leave weights random or unused, so it is refused. Check that config and weights come from the same save."
         )
+
+
+def _some(names: Iterable[str], form: str = "{}") -> str:
+    names = sorted(names)
+    return form.format(", ".join(names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -111,6 +111,31 @@ def teacher_probabilities(
     return inside, (1 - inside.sum(-1)).clamp_min(0)
 
 
+def teacher_of_rows(
+    last_hidden: torch.Tensor,
+    states: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    draft_ids: torch.Tensor | None,
+) -> Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]:
+    """
+    [`teacher_probabilities`] for a chunk of the supervised rows. Rows of one chunk often share a position of the
+    target, which is computed once.
+
+    Args:
+        last_hidden (`torch.Tensor` of shape `(positions, hidden_size)`): The target's last hidden states.
+        states (`torch.LongTensor` of shape `(rows,)`): For each row the position whose distribution it has to match.
+        head, draft_ids: See [`teacher_probabilities`].
+    """
+
+    @torch.no_grad()
+    def distributions(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        unique, place = torch.unique(states[part], return_inverse=True)
+        inside, outside = teacher_probabilities(last_hidden[unique], head, draft_ids)
+        return inside[place], None if outside is None else outside[place]
+
+    return distributions
+
+
 def block_loss_terms(
     logits: torch.Tensor,
     confidence: torch.Tensor | None,
@@ -156,15 +181,14 @@ def block_loss_terms(
     return total, [cross_entropy, l1, confidence_loss, acceptance]
 
 
-def soft_cross_entropy_terms(
-    logits: torch.Tensor, weights: torch.Tensor, teacher: torch.Tensor, outside: torch.Tensor | None
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def soft_cross_entropy_rows(
+    logits: torch.Tensor, teacher: torch.Tensor, outside: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    EAGLE-3's loss over rows: cross-entropy to the target's distribution. Mass outside a reduced vocabulary has no
-    logit and carries none. Returns the total and `[loss, acceptance]`.
+    EAGLE-3's loss `(rows,)`: cross-entropy to the target's distribution; and the overlap of the two `(rows,)`,
+    detached. Mass outside a reduced vocabulary has no logit and carries no loss.
     """
     log_probabilities = torch.log_softmax(logits, dim=-1)
-    loss = -(weights * (teacher * log_probabilities).sum(-1)).sum()
+    loss = -(teacher * log_probabilities).sum(-1)
     distance = (log_probabilities.detach().exp() - teacher).abs().sum(-1) + (0 if outside is None else outside)
-    acceptance = (weights * (1 - 0.5 * distance).clamp(0, 1)).sum()
-    return loss, [loss.detach(), acceptance]
+    return loss, (1 - 0.5 * distance).clamp(0, 1)

@@ -67,6 +67,10 @@ class DFlashConfig(DrafterConfig):
                 f"{type(self).__name__} has no `mask_token_id`: the token that fills a block behind its anchor can't "
                 "be guessed. Add it to the checkpoint's config.json or pass `mask_token_id=...`."
             )
+        self.require_type(int, "block_size", "mask_token_id")
+        self.require_type(bool, "sample_from_anchor", "window_from_anchor", "sliding_causal")
+        if isinstance(self.target_layer_ids, str):
+            raise ValueError(f"`target_layer_ids` {self.target_layer_ids!r} is for EAGLE-3 alone. Give the list.")
         # Some formats leave the vocabulary to the target.
         if self.mask_token_id < 0 or 0 < self.vocab_size <= self.mask_token_id:
             raise ValueError(f"`mask_token_id` {self.mask_token_id} is outside the vocabulary of {self.vocab_size}.")

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..backbones import attend, project_keys_values, project_queries
-from ..blocks import block_attention_mask, block_positions, block_supervision
-from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
-from ..losses import LossWeights, block_loss_terms, chunked_loss, teacher_probabilities
+from ..blocks import block_attention_mask, block_decoding_mask, block_positions, block_supervision
+from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal, largest_probability
+from ..losses import LossWeights, block_loss_terms, chunked_loss, teacher_of_rows
+from ..rows import Layout
 from .configuration_dflash import DFlashConfig
 
 
@@ -62,35 +63,49 @@ class DFlashDrafter(Drafter):
 
     # ------------------------------------------------------------------ decoding
 
-    def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
+    def layer_window(self, layer: int, context_window: int | None) -> int | None:
+        own = self.config.window(layer)
+        sizes = [size for size in (context_window, own.size if own else None) if size is not None]
+        return min(sizes, default=None)
+
+    def take_in(
+        self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor | None, layout: Layout
+    ) -> None:
         context = self.project_context(features)
-        rotary = self.rotary(cache.get_seq_length(), context.shape[1], context)
-        for i, layer in enumerate(self.layers):
-            cache.update(*project_keys_values(layer.self_attn, context, rotary, self.family), i)
+        rotary = self.rotary_emb(context, position_ids=layout.positions[None])
+        for layer, stored in zip(self.layers, cache.layers, strict=True):
+            stored.write(*project_keys_values(layer.self_attn, context, rotary, self.family), layout)
 
     def block_hidden(self, cache: DraftCache, anchors: torch.Tensor) -> torch.Tensor:
         """Hidden states `[R, block_size, hidden_size]` (after the final norm) of a block behind the anchors `[R]`."""
-        hidden = self.block_input(anchors)
-        rotary = self.rotary(cache.get_seq_length(), self.config.block_size, hidden)
-        for i, (layer, context) in enumerate(zip(self.layers, cache.layers, strict=True)):
+        return self.denoise(cache, self.block_input(anchors))
+
+    def denoise(self, cache: DraftCache, hidden: torch.Tensor) -> torch.Tensor:
+        """As `block_hidden`, of an embedded block `[R, block_size, hidden_size]`."""
+        rows, size = hidden.shape[:2]
+        layout = cache.open([size] * rows, hidden.device)
+        rotary = self.rotary_emb(hidden, position_ids=layout.positions.view(rows, size))
+        for i, layer in enumerate(self.layers):
             attention, normed = layer.self_attn, layer.input_layernorm(hidden)
             queries = project_queries(attention, normed, rotary, self.family)
-            keys, values = project_keys_values(attention, normed, rotary, self.family)
-            seen, mask = self._context_window(i, context.keys.shape[2], anchors.device)
-            keys = torch.cat([context.keys[:, :, seen], keys], dim=2)
-            values = torch.cat([context.values[:, :, seen], values], dim=2)
+            # The block's keys and values go where its tokens' will go once they are committed.
+            keys, values = cache.update(*project_keys_values(attention, normed, rotary, self.family), i)
+            mask = self._block_mask(cache, i, layout, keys.shape[2])
             attended = attend(attention, queries, keys, values, mask, self.family)
             hidden = self.family.finish(layer, hidden, attended)
         return self.norm(hidden)
 
-    def _context_window(self, layer: int, length: int, device: torch.device) -> tuple[slice, torch.Tensor | None]:
-        """Which of the cached positions a layer reads, and the mask over those and the block, if it needs one."""
-        window = self.config.window(layer)
-        if window is None:
-            return slice(None), None
-        kept = min(length, window.size)
-        anchor = torch.full((1, 1), kept, device=device)
-        return slice(length - kept, None), block_attention_mask(anchor, self.config.block_size, kept, window)
+    def _block_mask(self, cache: DraftCache, layer: int, layout: Layout, slots: int) -> torch.Tensor | None:
+        """Which of a layer's slots, context and block, the block's slots see; `None` if all."""
+        window, ring = self.config.window(layer), cache.layers[layer].ring
+        if window is None and ring is None and len(set(layout.starts)) == 1:
+            return None
+
+        def make() -> torch.Tensor:
+            held = layout.slot_positions(slots, ring)
+            return block_decoding_mask(held, layout.start_of_rows, layout.longest, window, cache.context_window)
+
+        return layout.keep(("block", slots, ring, window), make)
 
     def propose(
         self, cache: DraftCache, anchors: torch.Tensor, num_drafts: int | None = None, draw: Draw | None = None
@@ -103,14 +118,15 @@ class DFlashDrafter(Drafter):
         self, hidden: torch.Tensor, logits: torch.Tensor, anchors: torch.Tensor, draw: Draw | None
     ) -> Proposal:
         """Tokens from the slots' hidden states `[R, n, hidden_size]` and logits `[R, n, output_size]`."""
+        confidences = largest_probability(logits)
         if draw is None:
-            return Proposal(self.to_target_ids(logits.argmax(-1)))
+            return Proposal(self.to_target_ids(logits.argmax(-1)), confidences=confidences)
         tokens, probabilities = [], []
         for k in range(logits.shape[1]):
             token, q = self.pick(logits[:, k], tokens, draw)
             tokens.append(token)
             probabilities.append(q)
-        return stack_proposal(tokens, probabilities)
+        return stack_proposal(tokens, probabilities, confidences)
 
     # ------------------------------------------------------------------ training
 
@@ -183,21 +199,10 @@ class DFlashDrafter(Drafter):
         return DrafterOutput(loss=loss, terms=dict(zip(names, terms)))
 
     def _teacher(self, last_hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Callable:
-        """
-        The target's distributions for a chunk of the supervised rows: those behind the positions before their labels.
-        Neighbouring blocks share positions, so each is computed once a chunk.
-        """
+        """The target's distributions behind the positions before the labels of the supervised rows."""
         sequence = torch.arange(last_hidden.shape[0], device=positions.device)[:, None, None] * last_hidden.shape[1]
         states = (sequence + (positions - 1).clamp_min(0)).flatten()[rows]
-        last_hidden = last_hidden.flatten(0, 1)
-
-        @torch.no_grad()
-        def distributions(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-            unique, place = torch.unique(states[part], return_inverse=True)
-            inside, outside = teacher_probabilities(last_hidden[unique], self.teacher_logits, self.draft_ids)
-            return inside[place], None if outside is None else outside[place]
-
-        return distributions
+        return teacher_of_rows(last_hidden.flatten(0, 1), states, self.teacher_logits, self.draft_ids)
 
     def training_hidden(
         self, input_ids: torch.Tensor, target_features: torch.Tensor, anchors: torch.Tensor
@@ -234,11 +239,11 @@ class DFlashDrafter(Drafter):
 
 
 def stack_proposal(
-    tokens: list[torch.Tensor], probabilities: list[torch.Tensor | None], confidences: list[torch.Tensor] | None = None
+    tokens: list[torch.Tensor], probabilities: list[torch.Tensor | None], confidences: torch.Tensor
 ) -> Proposal:
-    """A [`Proposal`] from the slots' tokens `[R]`, distributions `[R, V]` and confidence logits `[R]`."""
+    """A [`Proposal`] from the slots' tokens `[R]` and distributions `[R, V]`, and their confidences `[R, slots]`."""
     return Proposal(
         torch.stack(tokens, dim=1),
         None if probabilities[0] is None else torch.stack(probabilities, dim=1),
-        torch.stack(confidences, dim=1).float().sigmoid() if confidences else None,
+        confidences,
     )

@@ -3,7 +3,7 @@
 import torch
 
 from ..dflash.modeling_dflash import DFlashDrafter, stack_proposal
-from ..drafter import Draw, Proposal
+from ..drafter import Draw, Proposal, largest_probability
 from ..heads import MARKOV_HEADS, ConfidenceHead
 from ..losses import LossWeights
 from .configuration_dspark import DSparkConfig
@@ -58,12 +58,14 @@ class DSparkDrafter(DFlashDrafter):
                 embedded = self.markov_head.markov_w1(previous)
                 latent, state = self.markov_head.latent(embedded, hidden[:, k], state)
                 scores = scores + self.markov_head.markov_w2(latent).float()
-            if self.confidence_head is not None:
-                confidences.append(self.confidence_logits(hidden[:, k], embedded))
+            if self.confidence_head is None:
+                confidences.append(largest_probability(scores))
+            else:
+                confidences.append(self.confidence_logits(hidden[:, k], embedded).float().sigmoid())
             previous, q = self.pick(scores, tokens, draw)
             tokens.append(previous)
             probabilities.append(q)
-        return stack_proposal(tokens, probabilities, confidences)
+        return stack_proposal(tokens, probabilities, torch.stack(confidences, dim=1))
 
     def serial_terms(
         self, hidden: torch.Tensor, previous: torch.Tensor

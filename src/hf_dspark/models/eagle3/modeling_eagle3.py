@@ -6,8 +6,9 @@ from torch import nn
 
 from ..backbones import attend, project_keys_values, project_queries
 from ..dflash.modeling_dflash import stack_proposal
-from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal
-from ..losses import chunked_loss, soft_cross_entropy_terms, teacher_probabilities
+from ..drafter import DraftCache, Drafter, DrafterOutput, Draw, Proposal, largest_probability
+from ..losses import chunked_loss, soft_cross_entropy_rows, teacher_of_rows
+from ..rows import Layout
 from .configuration_eagle3 import Eagle3Config
 
 
@@ -68,37 +69,58 @@ class Eagle3Drafter(Drafter):
 
     # ------------------------------------------------------------------ decoding
 
-    def _advance(self, cache: DraftCache, tokens: torch.Tensor, hidden: torch.Tensor, causal: bool) -> torch.Tensor:
-        """Runs the layer on tokens `[R, n]` and features `[R, n, hidden_size]`, which enter the cache."""
-        layer, past = self.layers[0], cache.get_seq_length()
-        joined, residual = self._layer_input(tokens, hidden)
-        rotary = self.rotary(past, joined.shape[1], joined)
-        queries = project_queries(layer.self_attn, joined, rotary, self.family)
+    def _attend_last(
+        self, cache: DraftCache, joined: torch.Tensor, residual: torch.Tensor, layout: Layout
+    ) -> torch.Tensor:
+        """
+        The layer's output `[R, hidden_size]` at each row's last token, from the packed inputs of all tokens. Keys and
+        values are functions of the inputs alone, so no other token's output is needed.
+        """
+        layer = self.layers[0]
+        rotary = self.rotary_emb(joined, position_ids=layout.positions[None])
         keys, values = cache.update(*project_keys_values(layer.self_attn, joined, rotary, self.family), 0)
-        mask = None
-        if causal and joined.shape[1] > 1:
-            steps = torch.arange(keys.shape[2], device=keys.device)
-            mask = (steps <= steps[past:, None]).expand(joined.shape[0], 1, -1, -1)
-        attended = attend(layer.self_attn, queries, keys, values, mask, self.family)
-        return self.family.finish(layer, residual, attended)
+        if layout.longest > 1:
+            last = layout.last_tokens()
+            joined, residual = joined.index_select(1, last), residual.index_select(1, last)
+            rotary = self.rotary_emb(joined, position_ids=layout.positions[None, last])
+        queries = project_queries(layer.self_attn, joined, rotary, self.family)
+        # The rows come one after another; attention wants them side by side.
+        queries = queries[0].transpose(0, 1)[:, :, None]
+        attended = attend(layer.self_attn, queries, keys, values, self._last_mask(cache, layout), self.family)
+        return self.family.finish(layer, residual[0], attended[:, 0])
 
-    def extend(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor) -> None:
-        hidden = self._advance(cache, next_tokens, self.project_features(features), causal=True)
-        cache.carried = hidden[:, -1]
+    def _last_mask(self, cache: DraftCache, layout: Layout) -> torch.Tensor | None:
+        """Which slots a row's last token sees, `[R, 1, 1, slots]`; `None` if all."""
+        stored, ends = cache.layers[0], [start + n for start, n in zip(layout.starts, layout.counts)]
+        if stored.ring is None and len(set(ends)) == 1:
+            return None
+        held = layout.slot_positions(stored.num_slots(layout), stored.ring)
+        ends = torch.tensor(ends, device=held.device)[:, None]
+        seen = (held >= 0) & (held < ends)
+        if stored.window is not None:
+            seen = seen & (held >= ends - stored.window)
+        return seen[:, None, None]
+
+    def take_in(self, cache: DraftCache, features: torch.Tensor, next_tokens: torch.Tensor, layout: Layout) -> None:
+        joined, residual = self._layer_input(next_tokens, self.project_features(features))
+        cache.carried = self._attend_last(cache, joined, residual, layout)
 
     def propose(
         self, cache: DraftCache, anchors: torch.Tensor, num_drafts: int | None = None, draw: Draw | None = None
     ) -> Proposal:
         num_drafts = self.num_drafts if num_drafts is None else num_drafts
-        tokens, probabilities, hidden = [], [], cache.carried
+        tokens, probabilities, confidences, hidden = [], [], [], cache.carried
         for k in range(num_drafts):
-            token, q = self.pick(self.base_logits(self.norm(hidden)), tokens, draw)
+            logits = self.base_logits(self.norm(hidden))
+            confidences.append(largest_probability(logits))
+            token, q = self.pick(logits, tokens, draw)
             tokens.append(token)
             probabilities.append(q)
             if k < num_drafts - 1:
-                hidden = self._advance(cache, token[:, None], self._recycled(hidden)[:, None], causal=False)[:, -1]
-        cache.crop(-(num_drafts - 1))
-        return stack_proposal(tokens, probabilities)
+                layout = cache.open([1] * len(token), self.device, ahead=k)
+                joined, residual = self._layer_input(token[None], self._recycled(hidden)[None])
+                hidden = self._attend_last(cache, joined, residual, layout)
+        return stack_proposal(tokens, probabilities, torch.stack(confidences, dim=1))
 
     # ------------------------------------------------------------------ training
 
@@ -135,16 +157,37 @@ class Eagle3Drafter(Drafter):
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         # A row's last token has no successor, so the target says nothing about its continuation.
         first = loss_mask.bool() & shift_left(attention_mask, 1).bool()
-        loss, steps, acceptance = 0.0, [], None
+        normed, places = [], []
         for k, hidden in enumerate(self.unroll(input_ids, target_features)):
             rows = shift_left(first, k).flatten().nonzero().squeeze(-1)
-            teacher_hidden = shift_left(target_last_hidden, 1 + k)
-            step_loss, terms = self._step_loss(hidden, teacher_hidden, rows, normalizer, chunk_size)
-            loss = loss + self.config.step_loss_decay**k * step_loss
-            steps.append(step_loss.detach())
-            acceptance = terms[1] if acceptance is None else acceptance
-        terms = {"soft_cross_entropy": loss.detach(), "acceptance": acceptance, "step_losses": torch.stack(steps)}
-        return DrafterOutput(loss=loss, terms=terms)
+            normed.append(self.norm(hidden.flatten(0, 1)[rows]))
+            places.append(rows)
+        steps = torch.cat([torch.full_like(rows, k) for k, rows in enumerate(places)])
+        if len(steps) == 0:
+            # A zero that still reaches every parameter, as DDP expects.
+            zero = torch.cat(normed).sum() * 0.0
+            return DrafterOutput(loss=zero, terms=self._terms(zero.detach().expand(self.num_drafts + 2)))
+        # Step `k` at a position predicts what the target does `1 + k` later: by that place, so that a chunk's rows
+        # share their target's distributions.
+        states = torch.cat(places) + 1 + steps
+        states, order = torch.sort(states, stable=True)
+        steps = steps[order]
+        teacher = teacher_of_rows(target_last_hidden.flatten(0, 1), states, self.teacher_logits, self.draft_ids)
+        decay = self.config.step_loss_decay ** torch.arange(self.num_drafts, device=steps.device)
+
+        def chunk_loss(part, hidden, head):
+            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
+            losses, acceptance = soft_cross_entropy_rows(logits, *teacher(part))
+            step_losses = losses.new_zeros(self.num_drafts).index_add(0, steps[part], losses) / normalizer
+            acceptance = (acceptance * (steps[part] == 0)).sum() / normalizer
+            return (decay * step_losses).sum(), [acceptance, *step_losses]
+
+        loss, terms = chunked_loss(chunk_loss, [torch.cat(normed)[order]], [self.head_weight()], chunk_size)
+        return DrafterOutput(loss=loss, terms=self._terms(torch.stack([loss.detach(), *terms])))
+
+    @staticmethod
+    def _terms(values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"soft_cross_entropy": values[0], "acceptance": values[1], "step_losses": values[2:]}
 
     def unroll(self, input_ids: torch.Tensor, target_features: torch.Tensor):
         """Yields the pre-norm hidden states `[batch, length, hidden_size]` of every unrolled step."""
@@ -166,22 +209,6 @@ class Eagle3Drafter(Drafter):
             hidden = self.family.finish(layer, residual, attended)
             yield hidden
             hidden = self._recycled(hidden)
-
-    def _step_loss(self, hidden, teacher_hidden, rows, normalizer, chunk_size):
-        normed = self.norm(hidden.flatten(0, 1)[rows])
-        if len(rows) == 0:
-            # A zero that still reaches every parameter, as DDP expects.
-            zero = normed.sum() * 0.0
-            return zero, [zero.detach(), zero.detach()]
-        weights, teacher_hidden = normed.new_ones(len(rows)).float() / normalizer, teacher_hidden.flatten(0, 1)[rows]
-
-        def chunk_loss(part, hidden, head):
-            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
-            with torch.no_grad():
-                teacher, outside = teacher_probabilities(teacher_hidden[part], self.teacher_logits, self.draft_ids)
-            return soft_cross_entropy_terms(logits, weights[part], teacher, outside)
-
-        return chunked_loss(chunk_loss, [normed], [self.head_weight()], chunk_size)
 
 
 def shift_left(x: torch.Tensor, places: int) -> torch.Tensor:

@@ -1,0 +1,144 @@
+"""
+Linear layers on CPUs of the AVX2 generation, which most laptops have.
+
+There torch multiplies a single row quickly and a few rows slowly. In 16 bits it takes one row after the other, so that
+a forward over 8 tokens costs several over one, and checking drafts can't pay. Kernels that torch ships for x86 take a
+few rows at nearly the cost of one, once the weights are packed: FBGEMM's for 16 bits, summing in float32, and oneDNN's
+for float32.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+_HALF = (torch.bfloat16, torch.float16)
+# Rows that oneDNN's packing is laid out for, and most rows that it then serves better than torch's own product.
+_FLOAT_LAYOUT, _MOST_FLOAT_ROWS = 4, 16
+_LARGEST_HALF = torch.finfo(torch.float16).max
+# The packed weights of a layer, and the weights that they were made from.
+_packed: weakref.WeakKeyDictionary[nn.Linear, tuple[tuple, Any]] = weakref.WeakKeyDictionary()
+# How many callers have a layer switched at the moment.
+_users: weakref.WeakKeyDictionary[nn.Linear, int] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+@contextmanager
+def fast_linear_layers(*models: nn.Module | None) -> Iterator[None]:
+    """
+    Within it, linear layers on this CPU run on packed copies of their weights, where that is faster.
+
+    Inputs and outputs keep their type; products are summed in float32, as torch's own kernels do, so results differ
+    from theirs by rounding alone. The copies take as much memory as the weights and are kept as long as the model; a
+    model whose copies would take over half of the free memory stays as it is, with a warning. Decoding with a drafter
+    does this by itself; around a plain `generate` it helps too.
+
+    Args:
+        *models (`nn.Module`): The models, in float32 or 16 bits. Those on other devices stay as they are.
+
+    Example:
+
+    ```python
+    >>> from hf_dspark import fast_linear_layers
+
+    >>> with fast_linear_layers(model):  # doctest: +SKIP
+    ...     model.generate(**inputs)
+    ```
+    """
+    layers = [layer for model in models if model is not None for layer in _layers_to_pack(model)]
+    with _lock:
+        for layer in layers:
+            _users[layer] = _users.get(layer, 0) + 1
+            layer.forward = _PackedForward(layer)
+    try:
+        yield
+    finally:
+        with _lock:
+            for layer in layers:
+                _users[layer] -= 1
+                if not _users[layer]:
+                    layer.__dict__.pop("forward", None)
+
+
+class _PackedForward:
+    """What stands in for a layer's `forward`."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.weight, self.bias, self.packed = layer.weight, layer.bias, _pack(layer)
+        self.is_half = layer.weight.dtype in _HALF
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        # The packed kernels know neither gradients nor autocast.
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            if self.is_half:
+                return torch.ops.quantized.linear_dynamic_fp16(input.float(), self.packed).to(self.weight.dtype)
+            if 1 < input.numel() // input.shape[-1] <= _MOST_FLOAT_ROWS:
+                return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
+        return F.linear(input, self.weight, self.bias)
+
+
+def types_to_pack() -> tuple[torch.dtype, ...]:
+    """The number types that this CPU multiplies slowly and has faster kernels for."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return ()
+    half = _HALF if "fbgemm" in torch.backends.quantized.supported_engines else ()
+    return (*half, torch.float32) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else half
+
+
+def _layers_to_pack(model: nn.Module) -> list[nn.Linear]:
+    types = types_to_pack()
+    layers = [module for module in model.modules() if type(module) is nn.Linear and _can_be_packed(module, types)]
+    size = sum(layer.weight.nbytes for layer in layers if layer not in _packed)
+    if size > _available_memory() / 2:
+        logger.warning_once(
+            f"Packed copies of the linear layers would speed up several tokens a forward on this CPU, but take "
+            f"{size / 1e9:.1f} GB, more than half of the free memory. Decoding goes on without them."
+        )
+        return []
+    return layers
+
+
+def _can_be_packed(layer: nn.Linear, types: tuple[torch.dtype, ...]) -> bool:
+    weight = layer.weight
+    return (
+        weight.dtype in types
+        and weight.device.type == "cpu"
+        # Sharded, quantised and the like have their own way to multiply. So has a replaced `forward`.
+        and type(weight) in (nn.Parameter, torch.Tensor)
+        and isinstance(layer.__dict__.get("forward"), _PackedForward | None)
+        # What float16 can't hold stays with torch's kernels; bfloat16 weights too small for it are rounded by 2^-25.
+        and (weight.dtype not in _HALF or layer in _packed or weight.detach().abs().max() <= _LARGEST_HALF)
+    )
+
+
+def _pack(layer: nn.Linear) -> Any:
+    weight = layer.weight.detach()
+    made_from = (weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version)
+    known, packed = _packed.get(layer, (None, None))
+    if known != made_from:
+        if weight.dtype in _HALF:
+            bias = None if layer.bias is None else layer.bias.detach().float()
+            packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        else:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, _FLOAT_LAYOUT)
+        _packed[layer] = made_from, packed
+    return packed
+
+
+def _available_memory() -> float:
+    """Bytes that can be had without swapping; unlimited where that can't be read."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return float("inf")

@@ -1,0 +1,258 @@
+"""PEFT adapters on a drafter: finding their base, telling what they can't sit on, merging them."""
+
+import copy
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+from transformers.utils import cached_file
+
+
+if TYPE_CHECKING:
+    from .drafter import Drafter
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+MODEL_CONFIG = "config.json"
+# What PEFT puts before a name in its files.
+PREFIX = "base_model.model."
+# Their weights enter a chunked loss or a gather directly, so that an adapter beside them would not be seen.
+READ_DIRECTLY = ("embed_tokens", "lm_head", "markov_head.markov_w2")
+
+
+def require_peft() -> None:
+    """
+    Raises:
+        ImportError: If peft is not installed, saying how to get it.
+    """
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise ImportError('Adapters need peft. Install it: pip install "hf-dspark[train]"') from error
+
+
+def adapter_base(name_or_path: str | os.PathLike | None, location: dict[str, Any]) -> str | None:
+    """
+    The base drafter that a folder or repository of adapters names; `None` if it holds no adapters, or a model too.
+
+    Raises:
+        ValueError: If the adapters don't say what they belong to.
+    """
+    if name_or_path is None:
+        return None
+    quiet = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_gated_repo": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    known = {k: v for k, v in location.items() if k in ("cache_dir", "revision", "token", "local_files_only")}
+    file = cached_file(name_or_path, ADAPTER_CONFIG, **known, **quiet)
+    if file is None or cached_file(name_or_path, MODEL_CONFIG, **known, **quiet) is not None:
+        return None
+    with open(file, encoding="utf-8") as stream:
+        base = json.load(stream).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(
+            f"{name_or_path} holds adapters and its {ADAPTER_CONFIG} does not name their base drafter. Load that "
+            f'drafter and call `drafter.load_adapter("{name_or_path}")`.'
+        )
+    return base
+
+
+def underlying_drafter(model: Any) -> "Drafter | None":
+    """
+    The drafter that `model` is, or that a `PeftModel` is wrapped around, adapters in place; `None` for anything else.
+
+    Raises:
+        ValueError: If the wrapper does more than its layers do (prompt learning).
+    """
+    from .drafter import Drafter
+
+    if isinstance(model, Drafter):
+        return model
+    base_of = getattr(model, "get_base_model", None)
+    base = base_of() if callable(base_of) else None
+    if not isinstance(base, Drafter):
+        return None
+    refuse_prompts(model.active_peft_config)
+    return base
+
+
+def refuse_prompts(peft_config: Any) -> None:
+    """
+    Raises:
+        ValueError: If the adapters would sit before a prompt instead of on layers (prompt learning).
+    """
+    if peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{peft_config.peft_type.value} puts virtual tokens before a prompt, and a drafter has no prompt. Use "
+            "adapters that sit on layers, LoRA for example."
+        )
+
+
+def adapter_layers(drafter: "Drafter") -> dict[str, Any]:
+    """The modules of a drafter that carry adapters, or copies trained whole beside them, by name."""
+    # Without peft imported nobody can have put one there.
+    if "peft" not in sys.modules:
+        return {}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    return {name: module for name, module in drafter.named_modules() if isinstance(module, kinds)}
+
+
+def check_adapters(drafter: "Drafter") -> None:
+    """
+    Refuses adapters that would be there and have no effect.
+
+    Raises:
+        ValueError: Naming where they sit.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    silent = [
+        name
+        for name, module in adapter_layers(drafter).items()
+        if isinstance(module, BaseTunerLayer) and name.endswith(READ_DIRECTLY)
+    ]
+    if silent:
+        raise ValueError(
+            f"Adapters on {', '.join(silent)} would have no effect: a drafter reads those weights directly. Leave "
+            "them out of `target_modules`, or train the whole module by `modules_to_save`."
+        )
+
+
+class Adapters:
+    """
+    What a [`Drafter`] does with PEFT adapters. The names are those of transformers' `PeftAdapterMixin`, whose own
+    methods ask for a newer peft than there is.
+    """
+
+    @property
+    def has_adapters(self) -> bool:
+        return bool(adapter_layers(self))
+
+    def load_adapter(
+        self, peft_model_id: str | os.PathLike, adapter_name: str = "default", is_trainable: bool = False, **hub: Any
+    ) -> None:
+        """
+        Loads PEFT adapters onto the drafter. The first are active at once; beside others, `set_adapter` chooses.
+
+        Args:
+            peft_model_id (`str`): Folder or Hub id of the adapters.
+            adapter_name (`str`, *optional*, defaults to `"default"`): What to call them.
+            is_trainable (`bool`, *optional*, defaults to `False`): Whether they keep gradients.
+            **hub: `revision`, `token`, `cache_dir`, `subfolder` of a Hub id.
+
+        Raises:
+            ImportError: If peft is not installed.
+            ValueError: If the name is taken, or the adapters don't fit this drafter.
+
+        Example:
+
+        ```python
+        >>> drafter.load_adapter("my-code-adapter", adapter_name="code")  # doctest: +SKIP
+        >>> drafter.load_adapter("my-chat-adapter", adapter_name="chat")  # doctest: +SKIP
+        >>> drafter.set_adapter("code")  # doctest: +SKIP
+        >>> target.generate(**inputs, assistant_model=drafter)  # doctest: +SKIP
+        ```
+        """
+        require_peft()
+        from peft import PeftConfig
+        from peft.functional import inject_adapter_in_model, set_adapter, set_peft_model_state_dict
+        from peft.utils import load_peft_weights
+
+        active = self.active_adapters() if self.has_adapters else adapter_name
+        if self.has_adapters and adapter_name in self.peft_config:
+            raise ValueError(f"The drafter has adapters called {adapter_name!r} already; choose another name.")
+        config = PeftConfig.from_pretrained(str(peft_model_id), **hub)
+        refuse_prompts(config)
+        config.inference_mode = not is_trainable
+        stored = load_peft_weights(str(peft_model_id), device="cpu", **hub)
+        stored = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+        try:
+            inject_adapter_in_model(config, self, adapter_name)
+            result = set_peft_model_state_dict(self, stored, adapter_name)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"The adapters {peft_model_id} don't fit this drafter: {error}") from error
+        wrong = [key for key in result.missing_keys if f".{adapter_name}." in key] + list(result.unexpected_keys)
+        if wrong:
+            raise ValueError(
+                f"The adapters {peft_model_id} don't fit this drafter: {len(wrong)} weights are missing or unknown, "
+                f"{wrong[0]} for one. Load the drafter that they were trained on."
+            )
+        check_adapters(self)
+        set_adapter(self, active, inference_mode=not is_trainable)
+
+    def set_adapter(self, adapter_name: str | list[str]) -> None:
+        """Makes one set of adapters active, or several at once."""
+        self._require_adapters()
+        names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
+        unknown = sorted(set(names) - set(self.peft_config))
+        if unknown:
+            raise ValueError(f"The drafter has no adapters {unknown}, only {sorted(self.peft_config)}.")
+        from peft.functional import set_adapter
+
+        set_adapter(self, adapter_name, inference_mode=True)
+
+    def enable_adapters(self) -> None:
+        """Undoes `disable_adapters`."""
+        self._require_adapters()
+        for module in adapter_layers(self).values():
+            module.enable_adapters(True)
+
+    def disable_adapters(self) -> None:
+        """Lets the drafter draft as its base does."""
+        self._require_adapters()
+        for module in adapter_layers(self).values():
+            module.enable_adapters(False)
+
+    def active_adapters(self) -> list[str]:
+        """Names of the adapters that are in use."""
+        self._require_adapters()
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        return list(next(m for m in adapter_layers(self).values() if isinstance(m, BaseTunerLayer)).active_adapters)
+
+    def merge_adapters(self) -> "Drafter":
+        """
+        Writes the active adapters into the weights and takes all adapters off, so that the drafter can be saved,
+        exported and run as one without.
+
+        Returns:
+            `Drafter`: itself.
+
+        Raises:
+            ValueError: If it has no adapters.
+        """
+        self._require_adapters()
+        for name, module in adapter_layers(self).items():
+            if hasattr(module, "get_base_layer"):
+                module.merge(safe_merge=True)
+                plain = module.get_base_layer()
+            else:
+                active = [] if module.disable_adapters else module.active_adapters
+                plain = module.modules_to_save[active[0]] if active else module.original_module
+            self.set_submodule(name, plain)
+        del self.peft_config
+        return self.requires_grad_(True)
+
+    def save_adapters(self, folder: str | os.PathLike) -> None:
+        """Saves the active adapters, in the form that `PeftModel` writes and reads."""
+        from peft.functional import get_peft_model_state_dict
+
+        os.makedirs(folder, exist_ok=True)
+        name = self.active_adapters()[0]
+        config = copy.deepcopy(self.peft_config[name])
+        config.inference_mode = True
+        tensors = get_peft_model_state_dict(self, adapter_name=name, save_embedding_layers=False)
+        tensors = {PREFIX + key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        save_file(tensors, os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
+        config.save_pretrained(str(folder))
+
+    def _require_adapters(self) -> None:
+        if not self.has_adapters:
+            raise ValueError("This drafter has no adapters; call `load_adapter` first.")

@@ -1,0 +1,179 @@
+"""transformers' own DFlash loop (`speculation_type="dflash"`) takes our DFlash drafters where it can."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from conftest import make_target
+from transformers import (
+    GenerationConfig,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    MuseGlimmerConfig,
+    MuseGlimmerForConditionalGeneration,
+)
+
+from hf_dspark import AutoDrafter, DFlashConfig, DFlashDrafter, DSparkDrafter, Eagle3Drafter
+
+
+def make_drafter(target, **overrides) -> DFlashDrafter:
+    """A drafter that begins as its target's last layers, so that some of its drafts are accepted."""
+    fields = {"block_size": 5, "sample_from_anchor": False, "num_hidden_layers": 2, "target_layer_ids": [0, 1, 2]}
+    torch.manual_seed(1)
+    return DFlashDrafter.from_target(target, mask_token_id=63, **(fields | overrides)).eval()
+
+
+@contextlib.contextmanager
+def recorded_positions(target):
+    """Where each of the target's forwards begins."""
+    starts = []
+
+    def record(module, args, kwargs):
+        cache = kwargs["cache"]
+        starts.append(0 if cache is None else cache.get_seq_length())
+
+    handle = target.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield starts
+    finally:
+        handle.remove()
+
+
+def run(target, ids, **kwargs) -> tuple[list[int], list[int]]:
+    """The output, and the number of tokens that each round but the last committed."""
+    with recorded_positions(target) as starts:
+        output = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, **kwargs
+        )
+    return output[0].tolist(), [after - before for before, after in itertools.pairwise(starts[1:])]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_their_loop_and_ours_do_the_same(family, window):
+    target = make_target(family)
+    drafter = make_drafter(target)
+    if window:
+        text = drafter.config.text_config
+        text.layer_types, text.sliding_window = ["sliding_attention", "full_attention"], window
+    lengths = []
+    for seed in range(4):
+        ids = torch.randint(63, (1, 12), generator=torch.Generator().manual_seed(seed))
+        plain = run(target, ids)[0]
+        ours = run(target, ids, assistant_model=drafter)
+        theirs = run(target, ids, assistant_model=drafter, speculation_type="dflash")
+        assert ours[0] == theirs[0] == plain
+        # Both loops begin their last round at the same place.
+        assert ours[1] == theirs[1]
+        lengths += theirs[1]
+    assert len(set(lengths)) > 1, lengths
+
+
+def test_an_assistant_of_transformers_drafts_in_our_loop_as_in_theirs(tmp_path):
+    """With a target that norms its embeddings, which drafts do without."""
+    text = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": None}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = MuseGlimmerConfig(text_config=text | {"sliding_window": 16}, vision_config=vision, image_token_id=62)
+    target = MuseGlimmerForConditionalGeneration(config).eval()
+    fields = {"target_layer_ids": [0, 1, 2], "block_size": 4, "mask_token_id": 63, "num_hidden_layers": 1}
+    assistant = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**(text | fields | {"sliding_window": 6}))).eval()
+    with torch.no_grad():
+        for parameter in (*target.model.language_model.parameters(), *target.lm_head.parameters()):
+            parameter.normal_(mean=float(parameter.dim() == 1), std=0.3)
+        # As if trained: the assistant passes on the deepest feature and is close to the target's last layer.
+        assistant.encoder.fc.weight.zero_()[:, 64:].fill_diagonal_(1.0)
+        for name, parameter in assistant.layers[0].named_parameters():
+            theirs = target.model.language_model.layers[3].state_dict().get(name)
+            if theirs is not None and theirs.shape == parameter.shape:
+                parameter.copy_(theirs)
+    assistant.save_pretrained(tmp_path)
+    drafter, lengths = AutoDrafter.from_pretrained(tmp_path), []
+    assert drafter.config.source_format == "transformers"
+    for seed in range(4):
+        ids = torch.randint(60, (1, 12), generator=torch.Generator().manual_seed(seed))
+        theirs = run(target, ids, assistant_model=assistant, speculation_type="dflash")
+        assert run(target, ids, assistant_model=drafter) == theirs
+        assert run(target, ids, assistant_model=drafter, speculation_type="dflash") == theirs
+        assert run(target, ids)[0] == theirs[0]
+        lengths += theirs[1]
+    assert len(set(lengths)) > 1, lengths
+
+
+@torch.no_grad()
+def test_padding_is_no_context():
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    ids = torch.randint(63, (1, 9), generator=torch.Generator().manual_seed(5))
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), ids], dim=1)
+    mask = torch.tensor([[0] * 4 + [1] * 9])
+    settings = {"assistant_model": drafter, "speculation_type": "dflash", "max_new_tokens": 24, "do_sample": False}
+    with recorded_positions(target) as with_padding:
+        output = target.generate(padded, attention_mask=mask, **settings)
+    with recorded_positions(target) as without:
+        assert torch.equal(target.generate(ids, attention_mask=torch.ones_like(ids), **settings), output[:, 4:])
+    assert [start - 4 for start in with_padding[1:]] == without[1:]
+
+
+def test_the_passed_config_asks_for_it_too():
+    target = make_target("qwen3")
+    ids = torch.randint(63, (1, 9), generator=torch.Generator().manual_seed(5))
+    config = GenerationConfig(
+        speculation_type="dflash", max_new_tokens=8, do_sample=False, return_dict_in_generate=True
+    )
+    output = target.generate(ids, generation_config=config, assistant_model=make_drafter(target))
+    # Our loop's output carries its statistics.
+    assert not hasattr(output, "speculation")
+
+
+def test_sampling_and_types_of_their_own():
+    target = make_target("qwen3")
+    drafter = make_drafter(target).to(torch.bfloat16).train()
+    ids = torch.randint(63, (1, 9), generator=torch.Generator().manual_seed(5))
+    settings = {"assistant_model": drafter, "speculation_type": "dflash", "max_new_tokens": 16}
+    torch.manual_seed(0)
+    assert target.generate(ids, do_sample=True, temperature=0.7, **settings).shape == (1, 25)
+    assert drafter.training
+    assert torch.equal(
+        target.generate(ids, do_sample=False, **settings), target.generate(ids, do_sample=False, max_new_tokens=16)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda target: make_drafter(target, sample_from_anchor=True), r"every slot of a block proposes"),
+        (lambda target: DSparkDrafter.from_target(target, mask_token_id=63), "this one is DSpark"),
+        (lambda target: Eagle3Drafter.from_target(target), "this one is EAGLE-3"),
+        (
+            lambda target: make_drafter(target, draft_vocab_size=16, token_counts=torch.ones(64)),
+            "this one has a draft vocabulary of 16",
+        ),
+    ],
+)
+def test_other_drafters_are_refused_by_name(make, message):
+    target = make_target("qwen3")
+    with recorded_positions(target) as starts, pytest.raises(ValueError, match=message):
+        target.generate(torch.tensor([[1, 2]]), assistant_model=make(target), speculation_type="dflash")
+    assert starts == []
+
+
+def test_an_own_head_is_refused_unless_it_is_the_targets():
+    target = make_target("qwen3")
+    text = make_drafter(target).config.text_config
+    fields = {"target_layer_ids": [0, 1, 2], "mask_token_id": 63, "sample_from_anchor": False}
+    drafter = DFlashDrafter(DFlashConfig(text_config=text, own_head=True, **fields))
+    ask = {"assistant_model": drafter, "speculation_type": "dflash", "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="its own LM head"):
+        target.generate(torch.tensor([[1, 2]]), **ask)
+    drafter = DFlashDrafter(DFlashConfig(text_config=text, own_head=True, **fields))
+    drafter.lm_head.weight.data.copy_(target.lm_head.weight)
+    target.generate(torch.tensor([[1, 2]]), **(ask | {"assistant_model": drafter}))
+
+
+def test_another_speculation_type_is_refused():
+    target = make_target("qwen3")
+    with pytest.raises(ValueError, match="speculation_type='medusa'"):
+        target.generate(torch.tensor([[1, 2]]), assistant_model=make_drafter(target), speculation_type="medusa")
