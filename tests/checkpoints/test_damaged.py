@@ -59,7 +59,7 @@ def ours_reduced(target, tmp_path) -> Path:
 @pytest.fixture
 def zlab(target, tmp_path) -> Path:
     """A DFlash drafter as z-lab writes them."""
-    drafter = DFlashDrafter.from_target(target, mask_token_id=63, block_size=4)
+    drafter = DFlashDrafter.from_target(target, mask_token_id=63, block_size=4, sample_from_anchor=False)
     drafter.save_pretrained(tmp_path)
     nested = {"mask_token_id": 63, "target_layer_ids": drafter.config.target_layer_ids}
     theirs = {"architectures": ["DFlashDraftModel"], "num_target_layers": 4, "block_size": 4, "dflash_config": nested}
@@ -220,6 +220,21 @@ def test_pickled_code_is_not_run(eagle, capsys):
         pickle.dump({"fc.weight": _RunsCode()}, file, protocol=2)
     assert_refused(eagle, "pytorch_model.bin", "run code")
     assert "this must not run" not in capsys.readouterr().out
+
+
+def test_weights_that_hold_integers(any_folder):
+    """Quantized weights would be taken for their integers."""
+    edit_weights(any_folder, fc__weight=weights_of(any_folder)["fc.weight"].to(torch.int8))
+    assert_refused(any_folder, "fc.weight", "integers")
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", 5, None])
+def test_index_that_names_no_file_beside_it(any_folder, name):
+    split_into_shards(any_folder)
+    index = any_folder / "model.safetensors.index.json"
+    weight_map = dict.fromkeys(json.loads(index.read_text())["weight_map"], name)
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert_refused(any_folder, "model.safetensors.index.json", "weight_map")
 
 
 # ------------------------------------------------------------------ the draft vocabulary
@@ -398,3 +413,64 @@ def test_unknown_method_of_speculators(speculators):
 def test_language_model_instead_of_a_drafter(target, tmp_path):
     target.save_pretrained(tmp_path)
     assert_refused(tmp_path, "qwen3", "Qwen3ForCausalLM")
+
+
+PLACES = {"ours": "text_config", "zlab": None, "speculators": "transformer_layer_config"}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_sizes_that_no_memory_holds(name, request):
+    """Refused by the shapes alone: nothing of that size is made."""
+    folder = request.getfixturevalue(name)
+    edit_config(folder, nested=PLACES[name], hidden_size=10**7)
+    assert_refused(folder, "fc.weight", "10000000")
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_another_number_of_layers(name, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, nested=PLACES[name], num_hidden_layers=10**6, layer_types=None)
+    assert_refused(folder, "config.json", "num_hidden_layers")
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(("field", "value"), [("hidden_act", "foo"), ("rope_parameters", "x"), ("head_dim", 0)])
+def test_transformer_that_can_not_be_built(name, field, value, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, nested=PLACES[name], **{field: value})
+    assert_refused(folder)
+
+
+@pytest.mark.parametrize("value", [[0.5], ["a"], [True], [[1]], 3])
+@pytest.mark.parametrize("name", LAYER_IDS)
+def test_layer_ids_that_are_no_whole_numbers(name, value, request):
+    folder, (field, place) = request.getfixturevalue(name), LAYER_IDS[name]
+    edit_config(folder, **place, **{field: value})
+    assert_refused(folder, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("block_size", 2.5), ("block_size", True), ("block_size", 0), ("mask_token_id", 1.5), ("mask_token_id", True)],
+)
+def test_numbers_of_another_type(ours, field, value):
+    edit_config(ours, **{field: value})
+    assert_refused(ours, "config.json", field)
+
+
+@pytest.mark.parametrize("name", ["ours", "speculators"])
+def test_truth_of_another_type(name, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, enable_confidence_head="no")
+    assert_refused(folder, "config.json", "enable_confidence_head")
+
+
+def test_state_of_an_rnn_head_that_begins_elsewhere(speculators):
+    edit_config(speculators, markov_head_type="rnn", sample_from_anchor=False, speculators_config={})
+    assert_refused(speculators, "config.json", "markov_head_type", "sample_from_anchor")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"num_assistant_tokens": "x"}', '{"num_assistant_tokens": 99}'])
+def test_decoding_settings(any_folder, text):
+    (any_folder / "generation_config.json").write_text(text)
+    assert_refused(any_folder, "generation_config.json")

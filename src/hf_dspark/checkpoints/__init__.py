@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 
+from ..models.loading import refuse_incomplete
 from . import deepspec, eagle, sglang, specforge, speculators, transformers_dflash, zlab
 from .files import CONFIG_NAME, LOCATION, check_weights, read_config, read_weights
 
@@ -32,7 +34,8 @@ WRITERS = {"deepspec": deepspec, "speculators": speculators, "sglang": sglang, "
 
 def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, Any]) -> tuple[Any, dict] | None:
     """
-    Config and weights of a checkpoint in another project's format, as ours.
+    Config and weights of a checkpoint in another project's format, as ours. That they fit each other is checked before
+    anything is allocated.
 
     Args:
         name_or_path (`str`): Folder or Hub id.
@@ -53,16 +56,20 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
     if reader is None:
         with naming(name_or_path, CONFIG_NAME):
             overridden = {k: v for k, v in kwargs.items() if hasattr(config_class, k)}
-            config_class.from_dict(raw | overridden).require_complete()
+            config = config_class.from_dict(raw | overridden)
+            config.require_complete()
         if kwargs.get("variant") is None:
-            check_weights(name_or_path, location)
+            _require_fitting(name_or_path, drafter_class, config, check_weights(name_or_path, location))
         return None
     state_dict = read_weights(name_or_path, location)
     with naming(name_or_path, CONFIG_NAME):
         config = config_class(**reader.read_config(raw, state_dict.keys()))
         config.require_complete()
     with naming(name_or_path, "weights"):
-        return config, reader.read_weights(state_dict, config)
+        state_dict = reader.read_weights(state_dict, config)
+    stored = {key: (tuple(tensor.shape), tensor.is_floating_point()) for key, tensor in state_dict.items()}
+    _require_fitting(name_or_path, drafter_class, config, stored)
+    return config, state_dict
 
 
 def drafter_type(name_or_path: Any, **location: Any) -> str:
@@ -90,8 +97,54 @@ def naming(name_or_path: Any, part: str) -> Iterator[None]:
     """Says in which checkpoint, and where in it, something is wrong."""
     try:
         yield
+    except OSError:
+        raise
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ValueError(f"{name_or_path} ({part}): {error}") from error
+        raise ValueError(f"{name_or_path} ({part}): {_shortened(str(error))}") from error
+    except Exception as error:  # whatever damaged fields lead to
+        what = _shortened(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{name_or_path} ({part}): damaged, or not as its format has it ({what}).") from error
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= 800 else f"{message[:800]} ..."
+
+
+def _require_fitting(
+    name_or_path: Any, drafter_class: type, config: Any, stored: dict[str, tuple[tuple[int, ...], bool]]
+) -> None:
+    """
+    Compares a drafter as its config describes it, without memory for its weights, with the tensors that are there:
+    their shapes, and whether they hold floating-point numbers.
+
+    Raises:
+        ValueError: Naming the keys that differ.
+    """
+    if not stored:  # pickled weights in our own format have no header to look into
+        return
+    depth = len({key.split(".")[1] for key in stored if key.startswith("layers.")})
+    if depth != config.num_hidden_layers:
+        raise ValueError(
+            f"{name_or_path} ({CONFIG_NAME}): `num_hidden_layers` {config.num_hidden_layers}, but the weights have "
+            f"{depth} layers. Check that config and weights come from the same save."
+        )
+    with naming(name_or_path, CONFIG_NAME), torch.device("meta"):
+        wanted = drafter_class(config).state_dict()
+    common, shapes = wanted.keys() & stored.keys(), {key: tuple(tensor.shape) for key, tensor in wanted.items()}
+    refuse_incomplete(
+        str(name_or_path),
+        {
+            "missing_keys": wanted.keys() - stored.keys(),
+            "unexpected_keys": {key for key in stored.keys() - wanted.keys() if not key.endswith(".inv_freq")},
+            "mismatched_keys": [(k, stored[k][0], shapes[k]) for k in common if stored[k][0] != shapes[k]],
+        },
+    )
+    integers = sorted(key for key in common if wanted[key].is_floating_point() and not stored[key][1])
+    if integers:
+        raise ValueError(
+            f"{name_or_path} (weights): {', '.join(integers[:5])} hold integers, as quantized weights do. These "
+            "can't be used here: fetch the checkpoint that they were made from."
+        )
 
 
 def _require_class(name_or_path: Any, model_type: str, drafter_class: type) -> None:

@@ -27,6 +27,7 @@ class Capability:
         windows (`tuple[tuple[bool, bool], ...]`): Sliding windows, as (`window_from_anchor`, `sliding_causal`).
         norms (`tuple[str, ...]`): Variants of EAGLE-3.
         no_serial_head (`bool`): Whether a DSpark drafter may do without its serial head.
+        rnn_masks_only (`bool`): Whether an RNN head of one whose masks alone propose begins at the first mask.
         copies (`dict[str, tuple[str, ...]]`): For each kind the parts that are stored even if they are the target's.
         reduced_head (`bool`): Whether the LM head of a reduced draft vocabulary is, too.
     """
@@ -41,6 +42,7 @@ class Capability:
     windows: tuple[tuple[bool, bool], ...] = ()
     norms: tuple[str, ...] = ()
     no_serial_head: bool = False
+    rnn_masks_only: bool = False
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reduced_head: bool = True
 
@@ -57,10 +59,11 @@ CAPABILITIES = {
         windows=((False, False), (False, True), (True, False), (True, True)),
         norms=NORMS,
         no_serial_head=True,
+        rnn_masks_only=True,
         reduced_head=False,
     ),
     "deepspec": Capability(
-        families=dict.fromkeys(KINDS, ("qwen3",)),
+        families=dict.fromkeys(KINDS, ("qwen3", "gemma4_text")),
         all_slots=("dspark", "dflash"),
         own_embedding=KINDS,
         own_head=KINDS,
@@ -78,7 +81,8 @@ CAPABILITIES = {
         windows=((True, False), (True, True)),
         norms=NORMS,
         no_serial_head=True,
-        copies={"eagle3": ("lm_head",)},
+        # The package leaves a missing embedding of EAGLE-3 random (0.9.0).
+        copies={"eagle3": ("embed_tokens", "lm_head")},
     ),
     "sglang": Capability(
         families={"dspark": ("qwen3",), "dflash": ("qwen3",), "eagle3": ("llama",)},
@@ -165,6 +169,8 @@ def _block_refusals(config: Any, able: Capability, kind: str) -> list[str]:
     if sliding and window not in able.windows:
         given = f"`window_from_anchor` {window[0]} and `sliding_causal` {window[1]}"
         reasons.append(f"it has no sliding layers with {given}")
+    if not config.sample_from_anchor and not able.rnn_masks_only and getattr(config, "markov_head_type", "") == "rnn":
+        reasons.append("the state of its RNN head begins at the anchor's slot, and here at the first mask")
     if kind == "dspark" and not config.markov_rank and not able.no_serial_head:
         reasons.append("its DSpark drafters have a serial head (`markov_rank` is 0 here)")
     return reasons

@@ -9,15 +9,15 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ..models import gemma4
+from ..models import configuration_gemma4 as gemma4
 from .fields import architecture, refuse_convention, required, transformer
 from .writing import given, named_layers, transformer_fields
 
 
 BLOCK_ARCHITECTURES = {"Qwen3DSparkModel", "Gemma4DSparkModel"}
 EAGLE_ARCHITECTURES = {"Qwen3Eagle3Model", "Gemma4Eagle3Model"}
-# How the names of their classes begin, by the family of the transformer; Gemma 4 is read, not written.
-FAMILIES = {"qwen3": "Qwen3"}
+# How the names of their classes begin, by the family of the transformer.
+FAMILIES = {"qwen3": "Qwen3", "gemma4_text": "Gemma4"}
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 NO_HEADS = {"markov_rank": 0, "enable_confidence_head": False}
 
@@ -108,7 +108,7 @@ def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:
 def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     """Their config.json for our config."""
     family, kind = FAMILIES[config.text_config.model_type], config.model_type
-    fields = transformer_fields(config) | {"target_layer_ids": named_layers(config)}
+    fields = _write_transformer(config) | {"target_layer_ids": named_layers(config)}
     fields |= given(num_target_layers=config.num_target_layers, target_model_name_or_path=config.target_name_or_path)
     if kind == "eagle3":
         fields |= {"draft_num_hidden_layers": 1, "ttt_length": config.num_drafts}
@@ -117,6 +117,15 @@ def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     fields |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
     heads = {name: getattr(config, name) for name in HEADS} if kind == "dspark" else NO_HEADS
     return fields | heads | {"architectures": [f"{family}DSparkModel"]}
+
+
+def _write_transformer(config: Any) -> dict[str, Any]:
+    fields = transformer_fields(config)
+    if config.text_config.model_type != "gemma4_text":
+        return fields
+    # What our config has once for all layers, they have for each kind; sliding layers there are none.
+    fields |= {"global_head_dim": fields["head_dim"], "num_global_key_value_heads": fields["num_key_value_heads"]}
+    return {k: v for k, v in fields.items() if k != "per_layer_config"}
 
 
 def write_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:

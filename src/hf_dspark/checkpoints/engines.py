@@ -1,15 +1,35 @@
 """
-Engines that serve drafters: which format each takes, what it refuses, and its command line. What is said of vLLM and
-SGLang was read from the versions named here and not run.
+Engines that serve drafters: which folders each takes as they are, which format it takes else, what it refuses, and
+its command line. What is said of vLLM and SGLang was read from the sources of the versions named here and not run.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from .capabilities import refusals
+from .capabilities import NAMES, refusals
 
 
 VLLM, SGLANG = "vLLM 0.33.0", "SGLang 0.5.23"
+# Folders that an engine's model classes know: the project's format, and kinds of drafters.
+AS_THEY_ARE = {
+    VLLM: {
+        "speculators": ("dspark", "dflash", "eagle3"),
+        "deepspec": ("dspark",),
+        "zlab": ("dflash",),
+        "specforge": ("dflash", "eagle3"),
+        "eagle": ("eagle3",),
+        "transformers": ("dflash",),
+    },
+    SGLANG: {
+        "deepspec": ("dspark",),
+        "zlab": ("dflash",),
+        "specforge": ("dspark", "dflash", "eagle3"),
+        "transformers": ("dflash",),
+    },
+}
+
+# Where one field makes all layers causal or none.
+MIXED = ("dflash", "speculators")
 
 
 @dataclass(frozen=True)
@@ -19,35 +39,51 @@ class Serving:
 
     Args:
         engine (`str`): Its name and the version that was read.
-        format (`str`): The format that it takes.
+        format (`str`, *optional*): The format that it takes; `None` for the checkpoint as it is.
         reasons (`list[str]`): Why it can't serve this drafter; none if it can.
-        command (`str`): Its command line, with the folder of the export in it.
+        command (`str`): Its command line.
     """
 
     engine: str
-    format: str
+    format: str | None
     reasons: list[str]
     command: str
 
 
-def servings(config: Any, folder: str, target: str) -> list[Serving]:
+def servings(config: Any, checkpoint: str, target: str) -> list[Serving]:
     """
-    What the engines make of a drafter.
+    What the engines make of a drafter: of each first the checkpoint as it is, then, where that is refused, an export.
 
     Args:
         config (`DrafterConfig`): The drafter's.
-        folder (`str`): What the folders of the exports are called before `-` and the format.
+        checkpoint (`str`): The checkpoint. Exports are called like it, with `-` and the format behind.
         target (`str`): The target.
     """
-    vllm = [*refusals(config, "speculators", mere_copies=True), *_vllm_refusals(config)]
-    sglang = refusals(config, "sglang", mere_copies=True)
-    return [
-        Serving(VLLM, "speculators", vllm, _vllm_command(config, f"{folder}-speculators", target)),
-        Serving(SGLANG, "sglang", sglang, _sglang_command(config, f"{folder}-sglang", target)),
-    ]
+    stem, found = checkpoint.rstrip("/").split("/")[-1], []
+    for engine, format, engine_refusals, command in (
+        (VLLM, "speculators", _vllm_refusals, _vllm_command),
+        (SGLANG, "sglang", _sglang_refusals, _sglang_command),
+    ):
+        reasons = _direct_refusals(config, engine) or engine_refusals(config, config.source_format)
+        found.append(Serving(engine, None, reasons, command(config, checkpoint, target)))
+        if reasons:
+            reasons = [*refusals(config, format, mere_copies=True), *engine_refusals(config, format)]
+            found.append(Serving(engine, format, reasons, command(config, f"{stem}-{format}", target)))
+    return found
 
 
-def _vllm_refusals(config: Any) -> list[str]:
+def _direct_refusals(config: Any, engine: str) -> list[str]:
+    source, kind = config.source_format, config.model_type
+    if kind not in AS_THEY_ARE[engine].get(source, ()):
+        return [f"it doesn't know {NAMES[kind]} drafters in the format {source}"]
+    if source == "deepspec" and engine == SGLANG and config.text_config.model_type != "qwen3":
+        return ["of DeepSpec's drafters it knows those of Qwen3 only"]
+    if "sliding_causal" in (config.assumed or {}) and not config.sliding_causal:
+        return ["it takes sliding layers for causal where the config doesn't say, and this format's own code doesn't"]
+    return []
+
+
+def _vllm_refusals(config: Any, format: str) -> list[str]:
     reasons = []
     if config.model_type == "dflash" and config.sample_from_anchor:
         reasons.append("its DFlash proposes from the mask slots only (`sample_from_anchor` is True here)")
@@ -55,16 +91,27 @@ def _vllm_refusals(config: Any) -> list[str]:
         given = f"`markov_head_type` {config.markov_head_type!r}, `markov_rank` {config.markov_rank}"
         reasons.append(f"its DSpark has the plain Markov head only ({given} here)")
     sliding = [config.is_sliding(i) for i in range(config.num_hidden_layers)]
-    if any(sliding) and not all(sliding) and config.sliding_causal:
+    if any(sliding) and config.model_type == "dspark" and not config.sliding_causal:
+        reasons.append("sliding layers of its DSpark are causal (`sliding_causal` is False here)")
+    if any(sliding) and not all(sliding) and config.sliding_causal and (config.model_type, format) == MIXED:
         reasons.append("it takes `sliding_causal` for all layers, and some are not sliding here")
     return reasons
+
+
+def _sglang_refusals(config: Any, format: str) -> list[str]:
+    if config.model_type == "dspark" and not config.markov_rank:
+        return ["its DSpark needs a serial head (`markov_rank` is 0 here)"]
+    return []
 
 
 def _vllm_command(config: Any, folder: str, target: str) -> str:
     speculation = (
         f'"method": "{config.model_type}", "model": "{folder}", "num_speculative_tokens": {config.num_drafts}'
     )
-    return f"vllm serve {target} --speculative-config '{{{speculation}}}'"
+    command = f"vllm serve {target} --speculative-config '{{{speculation}}}'"
+    sliding = {config.is_sliding(i) for i in range(config.num_hidden_layers)}
+    # Layers of two kinds are for its newer runner.
+    return f"VLLM_USE_V2_MODEL_RUNNER=1 {command}" if len(sliding) > 1 else command
 
 
 def _sglang_command(config: Any, folder: str, target: str) -> str:

@@ -34,6 +34,8 @@ def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
     file = cached_file(name_or_path, CONFIG_NAME, **location)
     if file is None:
         raise OSError(f"{name_or_path} has no {CONFIG_NAME}: it is no checkpoint.")
+    if not Path(file).is_file():
+        raise OSError(f"{file} is no file: {name_or_path} is no checkpoint.")
     try:
         config = json.loads(Path(file).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -60,17 +62,26 @@ def read_weights(name_or_path: Any, location: dict[str, Any]) -> dict[str, torch
     return tensors
 
 
-def check_weights(name_or_path: Any, location: dict[str, Any]) -> None:
+def check_weights(name_or_path: Any, location: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], bool]]:
     """
     Checks the files of a safetensors checkpoint by their headers, before anything is read.
+
+    Returns:
+        `dict[str, tuple]`: of each tensor its shape and whether it holds floating-point numbers.
 
     Raises:
         OSError, ValueError: As in [`read_weights`].
     """
+    found = {}
     for file, promised in weight_files(name_or_path, location):
         if file.suffix == ".safetensors":
             with _opened(file) as tensors:
                 _require_promised(file, promised, tensors.keys())
+                for key in tensors.keys():  # noqa: SIM118
+                    header = tensors.get_slice(key)
+                    # F32, BF16 and the like, and not BOOL, I64 or U8.
+                    found[key] = tuple(header.get_shape()), header.get_dtype().startswith(("F", "BF"))
+    return found
 
 
 def weight_files(name_or_path: Any, location: dict[str, Any]) -> list[tuple[Path, set[str]]]:
@@ -98,10 +109,13 @@ def weight_files(name_or_path: Any, location: dict[str, Any]) -> list[tuple[Path
 def _shards(index: Path, find: Any) -> list[tuple[Path, set[str]]]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        names = {Path(name).name for name in weight_map.values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is damaged: it holds no weight_map. Fetch or save the checkpoint again.") from error
+    if names != set(weight_map.values()) or not names:
+        raise ValueError(f"{index} is damaged: its weight_map must name files beside it. Save the checkpoint again.")
     shards = []
-    for name in sorted(set(weight_map.values())):
+    for name in sorted(names):
         keys = {key for key, shard in weight_map.items() if shard == name}
         file = find(name)
         if file is None:
@@ -114,7 +128,7 @@ def _shards(index: Path, find: Any) -> list[tuple[Path, set[str]]]:
 def _opened(file: Path) -> Iterator[Any]:
     try:
         tensors = safe_open(file, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or cut off: {error}. Fetch or save the checkpoint again.") from error
     with tensors:
         yield tensors

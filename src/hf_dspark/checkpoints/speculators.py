@@ -94,7 +94,13 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         fields |= {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
         # A default for serving; the drafter goes on for as long as it is asked to.
         return fields | {"num_drafts": max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)}
-    return fields | _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
+    fields |= _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
+    if fields.get("markov_head_type") == "rnn" and not fields["sample_from_anchor"]:
+        raise ValueError(
+            "`markov_head_type` 'rnn' with `sample_from_anchor` False is not available: the state of that head begins "
+            "at the anchor's slot there, which proposes nothing and is left out here."
+        )
+    return fields
 
 
 def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:
@@ -136,7 +142,8 @@ def _slides(config: dict[str, Any]) -> bool:
 
 
 def _ours(layer_ids: list[int]) -> list[int]:
-    return [i - 1 for i in layer_ids]
+    # What is no number is refused with the rest of the config.
+    return [i - 1 if type(i) is int else i for i in layer_ids]
 
 
 def _verifier(config: dict[str, Any]) -> str | None:

@@ -135,9 +135,9 @@ def _print_engines(console: Console, checkpoint: str, drafter: Drafter, target: 
     console.print("\nEngines", style="italic")
     run = f'hf-dspark generate "PROMPT" --target {target} --drafter {checkpoint}'
     _print_engine(console, "transformers, through hf-dspark", run, [])
-    stem = checkpoint.rstrip("/").split("/")[-1]
-    for serving in servings(drafter.config, stem, target):
-        label = f"{serving.engine} (read from its sources, not run here), from --to {serving.format}"
+    for serving in servings(drafter.config, checkpoint, target):
+        origin = "the checkpoint as it is" if serving.format is None else f"from --to {serving.format}"
+        label = f"{serving.engine} (read from its sources, not run here), {origin}"
         _print_engine(console, label, serving.command, serving.reasons)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.drafter import Drafter, Proposal, TargetParts
+from ..models.attachment import TargetParts
+from ..models.configuration_drafter import LAYER_FIELDS
+from ..models.drafter import Drafter, Proposal
 
 
 # Fields that change what is drafted; no drafter has all of them.
@@ -29,19 +31,12 @@ FIELDS = (
 WINDOW_FIELDS = ("window_from_anchor", "sliding_causal")
 TRANSFORMER_FIELDS = (
     "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
     "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-    "attention_bias",
     "layer_types",
     "sliding_window",
+    "hidden_activation",
+    "attention_k_eq_v",
+    *LAYER_FIELDS,
 )
 LENGTH = 12
 
@@ -115,7 +110,7 @@ def _same_proposals(drafter: Drafter, again: Drafter) -> bool:
         drafter.rotary_emb = rotary
     if not torch.equal(first.tokens, second.tokens):
         return False
-    return first.confidences is None or torch.allclose(first.confidences, second.confidences)
+    return torch.allclose(first.confidences, second.confidences)
 
 
 def _propose(
@@ -147,4 +142,4 @@ def _stand_in(drafter: Drafter) -> TargetParts:
     embedding = nn.Embedding.from_pretrained(weight(size if drafter.embed_tokens is None else 1))
     head = nn.Linear(1, 1, bias=False)
     head.weight.data = weight((config.output_size or size) if drafter.lm_head is None else 1)
-    return TargetParts(embedding, head, head.weight.data if config.draft_vocab_size else None)
+    return TargetParts(embedding, head)
