@@ -1,0 +1,95 @@
+"""`hf-dspark profile`: measure once what decoding costs on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from rich.console import Console
+from rich.table import Table
+from typer import BadParameter, Option
+
+
+if TYPE_CHECKING:
+    from ..generation.profile import ThroughputProfile
+
+
+def profile(
+    target: Annotated[
+        str | None, Option(help="The target: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
+    ] = None,
+    drafter: Annotated[
+        str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Option(help="Number type of the weights; auto takes the one they were saved in."),
+    ] = "auto",
+    rows: Annotated[str, Option(help="Numbers of rows that decode together.")] = "1,2,4,8,16,32",
+    context: Annotated[int, Option(min=1, help="Tokens of each prompt.")] = 32,
+    seconds: Annotated[
+        float, Option(min=0.0, help="How long to measure each number of rows; slow machines take longer.")
+    ] = 5.0,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads.", show_default="torch's own")] = None,
+    plot: Annotated[Path | None, Option(help="Where to draw the curves (.png, .svg, .pdf).")] = None,
+) -> None:
+    """
+    Measure this machine, so that the throughput schedule knows what pays.
+
+    The target's steps and drafting are timed by the decoding loop, for several numbers of rows. The result is kept for
+    this pair, number type, processor, number of threads and library versions; from then on `generate` uses it.
+    """
+    if bool(target) != bool(drafter):
+        raise BadParameter("name target and drafter together.")
+    numbers = _numbers(rows)
+
+    import torch
+
+    from ..generation.profile import profile_path
+    from ..generation.profiling import profile_throughput
+    from .decoding import load_drafter, load_target
+
+    if threads:
+        torch.set_num_threads(threads)
+    model, _ = load_target(target, dtype)
+    measured = profile_throughput(model, load_drafter(drafter, model), numbers, context, seconds)
+    console = Console(highlight=False)
+    console.print(profile_table(measured))
+    console.print(f"Kept in {profile_path(measured.conditions)}", soft_wrap=True)
+    if plot:
+        from ..evaluation.plots import save, throughput_profile
+
+        save(throughput_profile(measured), plot)
+        console.print(f"Drawn in {plot}", soft_wrap=True)
+
+
+def _numbers(rows: str) -> list[int]:
+    try:
+        numbers = [int(number) for number in rows.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise BadParameter(f"--rows takes positive numbers with commas between them, not {rows!r}.")
+    return numbers
+
+
+def profile_table(profile: ThroughputProfile) -> Table:
+    """Milliseconds of a step by tokens a row, and of drafting by drafts a row; a line for each number of rows."""
+    lengths = sorted({tokens // rows for rows, curve in profile.step_seconds.items() for tokens in curve})
+    drafts = sorted({number for curve in profile.draft_seconds.values() for number in curve})
+    place = profile.conditions
+    table = Table(
+        title=f"Milliseconds on {place['processor']}, {place['target']['dtype']}"
+        + (f", {place['threads']} threads" if place["threads"] else ""),
+        title_justify="left",
+    )
+    table.add_column("rows", justify="right")
+    for length in lengths:
+        table.add_column(f"step of\n{length} a row" if length == lengths[0] else f"\n{length}", justify="right")
+    for number in drafts:
+        table.add_column(f"drafting\n{number} a row" if number == drafts[0] else f"\n{number}", justify="right")
+    for rows, curve in sorted(profile.step_seconds.items()):
+        cells = [curve.get(rows * length) for length in lengths]
+        cells += [profile.draft_seconds[rows].get(number) for number in drafts]
+        table.add_row(str(rows), *("" if cell is None else f"{1000 * cell:.1f}" for cell in cells))
+    return table

@@ -1,0 +1,139 @@
+"""
+What every block length and schedule would be worth on this machine, from one run with the whole block: its rounds are
+replayed under each schedule, and each replayed round costs what its drafting, its step and the rest were measured to.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..generation.profile import ThroughputProfile
+from ..generation.scheduling import Schedule, make_schedule
+from ..generation.settings import SCHEDULES, DraftSettings, resolve_settings
+from ..generation.throughput import ThroughputSchedule
+from ..models.drafter import Drafter
+from .confidence import THRESHOLDS
+from .contenders import Contender, parse_schedule
+from .costs import Costs
+from .recorded import UnitRun, is_whole_block, recorded_units
+from .replay import ReplayedRound, replay
+from .summary import ALL
+
+
+def build_cost_model(
+    records: list[dict[str, Any]],
+    contenders: list[Contender],
+    results: list[dict[str, Any]],
+    target: PreTrainedModel,
+    costs: dict[str, Costs],
+) -> dict[str, Any]:
+    """
+    The field `cost_model` of `results.json`.
+
+    Args:
+        records (`list[dict[str, Any]]`): Of the log.
+        contenders (`list[Contender]`): What was run.
+        results (`list[dict[str, Any]]`): The field `results`.
+        target (`PreTrainedModel`): The target.
+        costs (`dict[str, Costs]`): By the name of the contender that ran the whole block.
+    """
+    measured = {(e["contender"], e["rows"]): e["speedup"] for e in results if e["task"] == ALL}
+    model: dict[str, Any] = {"costs": [], "predictions": [], "recommended": []}
+    for contender in whole_block_contenders(contenders):
+        rivals = {each.settings: each.name for each in contenders if each.drafter is contender.drafter}
+        for rows in sorted(rows for name, rows in measured if name == contender.name):
+            units = recorded_units(records, contender.name, rows)
+            level = _levelled(costs[contender.name], units, contender, target)
+            head = {"drafter": contender.description["drafter"], "rows": rows}
+            found = [
+                {**head, "schedule": name, **_predict(level, units, contender.drafter, target, settings)}
+                | _measured(measured.get((rivals.get(settings), rows)))
+                for name, settings in candidates(contender.drafter, units).items()
+            ]
+            for prediction in found:
+                if prediction["measured_speedup"]:
+                    prediction["error"] = prediction["speedup"] / prediction["measured_speedup"]["value"] - 1
+            best = max(found, key=lambda prediction: prediction["speedup"])
+            advice = {"schedule": best["schedule"], "speedup": best["speedup"], "plain": best["speedup"] <= 1}
+            model["costs"].append({**head, **level.as_dict(rows)})
+            model["predictions"] += found
+            model["recommended"].append({**head, **advice})
+    return model
+
+
+def whole_block_contenders(contenders: Iterable[Contender]) -> list[Contender]:
+    """Of each drafter, the contender that ran its whole block."""
+    found: dict[int, Contender] = {}
+    for contender in contenders:
+        if is_whole_block(contender.description):
+            found.setdefault(id(contender.drafter), contender)
+    return list(found.values())
+
+
+def candidates(drafter: Drafter, units: list[UnitRun]) -> dict[str, DraftSettings]:
+    """Schedules that are predicted, by name: every block length, thresholds where there are confidences, and so on."""
+    names = [f"fixed:{n}" for n in range(1, drafter.num_drafts + 1)]
+    rounds = (round_ for unit in units for turn in unit.turns for row in turn.rows for round_ in row)
+    if any(round_.confidences for round_ in rounds):
+        names += [f"confidence:{threshold}" for threshold in THRESHOLDS[1:]]
+        names += [name for name in SCHEDULES if name not in ("fixed", "confidence")]
+    settings = {}
+    for name in names:
+        arguments = parse_schedule(name)
+        arguments.setdefault("num_assistant_tokens", drafter.num_drafts)
+        settings[name] = resolve_settings(drafter, arguments, None)
+    return settings
+
+
+def replay_unit(
+    unit: UnitRun, drafter: Drafter, target: PreTrainedModel, settings: DraftSettings, profile: ThroughputProfile
+) -> list[list[ReplayedRound]]:
+    """The rounds that a schedule would have taken, by turn."""
+    rounds = []
+    for turn in unit.turns:
+        if settings.schedule == "throughput":
+            schedule: Schedule = ThroughputSchedule(settings, profile)
+        else:
+            schedule = make_schedule(settings, drafter, target)
+        rounds.append(list(replay(turn.rows, schedule, settings.num_drafts)))
+    return rounds
+
+
+def _levelled(costs: Costs, units: list[UnitRun], contender: Contender, target: PreTrainedModel) -> Costs:
+    rounds = [
+        round_
+        for unit in units
+        for turn in replay_unit(unit, contender.drafter, target, contender.settings, costs.profile)
+        for round_ in turn
+    ]
+    prefill = sum(costs.prefill * turn.prompt_tokens for unit in units for turn in unit.turns)
+    drafting = sum(unit.draft_seconds for unit in units)
+    other = sum(unit.seconds for unit in units) - drafting - prefill
+    return costs.levelled(rounds, drafting, other)
+
+
+def _predict(
+    costs: Costs, units: list[UnitRun], drafter: Drafter, target: PreTrainedModel, settings: DraftSettings
+) -> dict[str, Any]:
+    speedups, seconds, committed, rounds, verified = [], 0.0, 0, 0, 0
+    for unit in units:
+        turns = replay_unit(unit, drafter, target, settings, costs.profile)
+        spent = sum(costs.seconds(each, turn.prompt_tokens) for each, turn in zip(turns, unit.turns))
+        speedups.append(unit.plain_seconds / spent)
+        seconds += spent
+        for each in (round_ for turn in turns for round_ in turn):
+            rounds += len(each.committed)
+            committed += sum(each.committed)
+            verified += sum(each.verified)
+    return {
+        "accepted_length": committed / rounds,
+        "verified_per_round": verified / rounds,
+        "speedup": float(np.median(speedups)),
+        "tokens_per_second": sum(unit.plain_tokens for unit in units) / seconds,
+    }
+
+
+def _measured(speedup: dict[str, Any] | None) -> dict[str, Any]:
+    return {"measured_speedup": speedup, "error": None}

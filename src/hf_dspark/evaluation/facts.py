@@ -1,0 +1,54 @@
+"""The circumstances of an evaluation: what numbers mean nothing without."""
+
+import platform
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from ..generation.profile import pair_conditions
+from .tasks import Task
+
+
+def describe_target(target: PreTrainedModel) -> dict[str, Any]:
+    """The target's entry in `results.json`."""
+    return {
+        "name": target.config.name_or_path or type(target).__name__,
+        "model_type": target.config.model_type,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in target.parameters()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that numbers depend on."""
+    from .. import __version__
+
+    return {
+        "hf_dspark": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def hardware(target: PreTrainedModel) -> dict[str, Any]:
+    """The machine that times were taken on."""
+    return {
+        "device": target.device.type,
+        "device_name": pair_conditions(target, None)["processor"],
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """The task's entry in `results.json`."""
+    return {
+        "name": task.name,
+        "source": task.source,
+        "prompts": len(task.prompts),
+        "turns": sum(len(prompt.turns) for prompt in task.prompts),
+        "skipped": task.skipped,
+    }

@@ -1,0 +1,85 @@
+"""What a run with the whole block recorded: the ground for calibration, for sweeps and for the cost model."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .contenders import PLAIN
+from .replay import RecordedRound
+
+
+def is_whole_block(description: dict[str, Any]) -> bool:
+    """Whether a contender verified all that its drafter can draft, so that no round is selected by confidence."""
+    return (
+        description["kind"] == "drafter"
+        and description["verification_schedule"] == "fixed"
+        and description["num_assistant_tokens"] == description["num_drafts"]
+    )
+
+
+@dataclass
+class Turn:
+    """
+    One turn of a unit, as the whole block was run on it.
+
+    Args:
+        rows (`list[list[RecordedRound]]`): Recorded rounds of each row.
+        prompt_tokens (`int`): Tokens of all rows' prompts, padding included.
+    """
+
+    rows: list[list[RecordedRound]]
+    prompt_tokens: int
+
+
+@dataclass
+class UnitRun:
+    """
+    A unit as plain decoding and the whole block ran it.
+
+    Args:
+        task (`str`): Its task.
+        turns (`list[Turn]`): Its turns.
+        plain_tokens (`int`), plain_seconds (`float`): Of plain decoding.
+        draft_seconds, seconds (`float`): Of the whole block, drafting and in all.
+    """
+
+    task: str
+    turns: list[Turn]
+    plain_tokens: int
+    plain_seconds: float
+    draft_seconds: float
+    seconds: float
+
+
+def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: int) -> list[UnitRun]:
+    """What the log says of the contender `whole_block` with that many rows."""
+    units = []
+    for record in records:
+        if record["unit"][0] != rows or whole_block not in record["turns"][0]["contenders"]:
+            continue
+        runs = [turn["contenders"][whole_block] for turn in record["turns"]]
+        plain = [turn["contenders"][PLAIN] for turn in record["turns"]]
+        units.append(
+            UnitRun(
+                record["unit"][1],
+                [_turn(turn, run) for turn, run in zip(record["turns"], runs)],
+                sum(row["new_tokens"] for turn in plain for row in turn["rows"]),
+                sum(turn["seconds"] for turn in plain),
+                sum(run["draft_seconds"] for run in runs),
+                sum(run["seconds"] for run in runs),
+            )
+        )
+    return units
+
+
+def _turn(turn: dict[str, Any], run: dict[str, Any]) -> Turn:
+    rows = []
+    for row in run["rows"]:
+        confidences = row.get("confidences") or [()] * len(row["rounds"])
+        rows.append(
+            [
+                RecordedRound(committed, accepted, verified, tuple(each))
+                for (_, verified, accepted, committed), each in zip(row["rounds"], confidences)
+            ]
+        )
+    return Turn(rows, len(rows) * max(turn["prompt_tokens"]))
