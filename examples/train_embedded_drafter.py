@@ -2,8 +2,8 @@
 The recipe of `model_cards/smollm2-135m-instruct-dspark`: a DSpark drafter of two layers for SmolLM2-135M-Instruct,
 trained on answers that the target wrote itself (see `write_answers.py`).
 
-    python examples/train_embedded_drafter.py answers.jsonl --output runs/my-drafter
-    python examples/train_embedded_drafter.py answers.jsonl --output runs/my-drafter --resume
+    python examples/train_embedded_drafter.py answers/*/train.jsonl --output runs/my-drafter
+    python examples/train_embedded_drafter.py answers/*/train.jsonl --output runs/my-drafter --resume
 
 Hours on a CPU, so it saves often and resumes. The drafter ends up in `OUTPUT/final`, in bfloat16.
 """

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import CHAT_TEMPLATE, make_tokenizer
 from datasets import Dataset
 
 from hf_dspark.training.data import DraftCollator, prepare_dataset, tokenize_example
@@ -92,6 +93,156 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tiny_tokenizer, monke
         tokenize_example({"messages": CHAT}, tiny_tokenizer)
     ids, mask = tokenize_example({"messages": CHAT[:3]}, tiny_tokenizer)
     assert supervised_text(tiny_tokenizer, ids, mask) == ["4.<|im_end|>"]
+
+
+THINKING_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools[0]['function']['name'] }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n{{ m['reasoning_content'] or '' }}\n</think>\n\n"
+    "{% endif %}{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}<call>{{ c['function']['name'] }} {{ c['function']['arguments'] | tojson }}"
+    "</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+MARKING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}<think>\n\n</think>\n\n{{ m['content'] }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ m['content'] }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def with_template(monkeypatch, tiny_tokenizer):
+    def use(template: str):
+        monkeypatch.setattr(tiny_tokenizer, "chat_template", template)
+        return tiny_tokenizer
+
+    return use
+
+
+def supervised(tokenizer, example) -> list[str]:
+    return supervised_text(tokenizer, *tokenize_example(example, tokenizer))
+
+
+@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_an_empty_think_block_of_the_template_is_not_supervised(with_template, kwargs):
+    tokenizer = with_template(THINKING_TEMPLATE)
+    example = {"prompt": CHAT[:2], "completion": [CHAT[2]], "chat_template_kwargs": kwargs}
+    assert supervised(tokenizer, example) == ["4.<|im_end|>"]
+
+
+def test_thinking_of_the_target_s_own_is_supervised(with_template):
+    turn = {"role": "assistant", "content": "4.", "reasoning_content": "2 and 2"}
+    found = supervised(with_template(THINKING_TEMPLATE), {"prompt": CHAT[:2], "completion": [turn]})
+    assert found == ["<think>\n2 and 2\n</think>\n\n4.<|im_end|>"]
+
+
+def test_a_template_that_drops_thinking_is_refused(with_template, tiny_tokenizer):
+    turn = {"role": "assistant", "content": "4.", "reasoning_content": "2 and 2"}
+    with pytest.raises(ValueError, match=r"drops .*`reasoning_content` \('2 and 2'\).*`completion_ids`"):
+        tokenize_example({"prompt": CHAT[:2], "completion": [turn]}, tiny_tokenizer)
+
+
+def test_earlier_turns_that_the_template_edits_may_stand_in_the_prompt(with_template):
+    tokenizer = with_template(THINKING_TEMPLATE)
+    with pytest.raises(ValueError, match="Make an example of each assistant turn"):
+        tokenize_example({"messages": CHAT}, tokenizer)
+    assert supervised(tokenizer, {"prompt": CHAT[:4], "completion": CHAT[4:]}) == ["It is 6.<|im_end|>"]
+
+
+def test_tool_calls_are_supervised_and_their_results_are_not(with_template):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    messages = [
+        CHAT[1],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    tokenizer = with_template(THINKING_TEMPLATE.replace("and loop.last", "and false"))
+    example = {"messages": messages, "tools": [tool]}
+    assert supervised(tokenizer, example) == ['<call>add {"a": 2, "b": 2}</call><|im_end|>', "It is 4.<|im_end|>"]
+    ids, _ = tokenize_example(example, tokenizer)
+    assert tokenizer.decode(ids).startswith("<|im_start|>tools\nadd<|im_end|>")
+    # `datasets` fills the keys that a row lacks.
+    filled = [{"content": None, "tool_calls": None, "name": None} | message for message in messages]
+    assert tokenize_example({"messages": filled, "tools": [tool], "prompt": None}, tokenizer)[0] == ids
+
+
+def test_marks_of_the_template_hold(with_template):
+    tokenizer = with_template(MARKING_TEMPLATE)
+    assert supervised(tokenizer, {"messages": CHAT}) == ["4.<|im_end|>", "It is 6.<|im_end|>"]
+    assert supervised(tokenizer, {"prompt": CHAT[:4], "completion": CHAT[4:]}) == ["It is 6.<|im_end|>"]
+
+
+def test_a_turn_that_begins_otherwise_than_its_prompt_is_refused(with_template):
+    template = CHAT_TEMPLATE.replace("'<|im_start|>assistant\n'", "'<|im_start|>model\n'")
+    with pytest.raises(ValueError, match=r"begins an assistant turn otherwise.*\{% generation %\}"):
+        tokenize_example({"messages": CHAT[:3]}, with_template(template))
+
+
+def test_a_template_s_own_refusal_is_told(with_template):
+    tokenizer = with_template("{{ raise_exception('Roles must alternate') }}")
+    with pytest.raises(
+        ValueError, match="refuses a chat with the roles system, user, assistant: Roles must alternate"
+    ):
+        tokenize_example({"messages": CHAT[:3]}, tokenizer)
+
+
+def test_turns_may_end_with_another_token_than_the_tokenizer_s(with_template, monkeypatch):
+    tokenizer = with_template(CHAT_TEMPLATE.replace("<|im_end|>", "<|reserved_0|>"))
+    assert supervised(tokenizer, {"messages": CHAT[:3]}) == ["4.<|reserved_0|>"]
+
+
+def test_an_answer_cut_off_has_no_end(tiny_tokenizer):
+    example = {"prompt": CHAT[:2], "completion": [CHAT[2]], "finished": False}
+    ids, mask = tokenize_example(example, tiny_tokenizer)
+    assert supervised_text(tiny_tokenizer, ids, mask) == ["4."]
+    assert tiny_tokenizer.decode(ids).endswith("assistant\n4.")
+    text = {"prompt": "2 + 2 =", "completion": " 4", "finished": False}
+    assert supervised(tiny_tokenizer, text) == [" 4"]
+
+
+def test_prompt_and_answer_are_tokenized_apart_where_a_token_would_join_them():
+    """As in decoding, where the prompt is there first."""
+    from tokenizers import models
+
+    tokenizer = make_tokenizer()
+    vocabulary = {t: i for t, i in tokenizer.get_vocab().items() if i < 256} | {"\u010a\u010a": 300}
+    tokenizer.backend_tokenizer.model = models.BPE(vocab=vocabulary, merges=[("\u010a", "\u010a")])
+    chat = [*CHAT[:2], {"role": "assistant", "content": "\n\n4."}]
+    assert 300 in tokenizer.apply_chat_template(chat)["input_ids"]
+    ids, mask = tokenize_example({"messages": chat}, tokenizer)
+    prompt = tokenizer.apply_chat_template(CHAT[:2], add_generation_prompt=True)["input_ids"]
+    assert ids[: mask.index(1)] == prompt
+    assert supervised_text(tokenizer, ids, mask) == ["\n\n4.<|im_end|>"]
+
+
+def test_exact_tokens_of_an_answer_are_taken_before_its_text(tiny_tokenizer):
+    completion_ids = [70, 71, tiny_tokenizer.eos_token_id]
+    example = {"prompt_ids": [1, 2], "completion_ids": completion_ids}
+    assert tokenize_example(example, None) == ([1, 2, *completion_ids], [0, 0, 1, 1, 1])
+    text = tiny_tokenizer.decode([70, 71])
+    chat = example | {"prompt": CHAT[:2], "completion": [{"role": "assistant", "content": text}]}
+    assert tokenize_example(chat, tiny_tokenizer)[0] == [1, 2, *completion_ids]
+
+
+def test_tokens_of_another_tokenizer_are_refused(tiny_tokenizer):
+    example = {"prompt_ids": [1], "completion_ids": [70, 71], "prompt": CHAT[:2], "completion": [CHAT[2]]}
+    with pytest.raises(ValueError, match=r"`completion` '4\.': they were written with another tokenizer"):
+        tokenize_example(example, tiny_tokenizer)
+
+
+def test_plain_text_is_supervised_as_a_whole(tiny_tokenizer):
+    assert supervised(tiny_tokenizer, {"text": "Once upon"}) == ["Once upon<|im_end|>"]
+
+
+@pytest.mark.real
+def test_the_real_template(real_target):
+    _, tokenizer = real_target
+    assert supervised(tokenizer, {"messages": CHAT}) == ["4.<|im_end|>", "It is 6.<|im_end|>"]
 
 
 def test_a_dataset_becomes_tokens_cut_at_the_longest_length(tiny_tokenizer):

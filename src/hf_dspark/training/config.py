@@ -26,8 +26,18 @@ class DraftConfig(TrainingArguments):
             Mix of the block losses; the paper's for the drafter's kind where not given (DSpark 0.1 / 0.9 / 1.0,
             DFlash 1 / 0 / 0).
         logits_chunk_size (`int`, *optional*, defaults to 512): Draft positions whose logits exist at once.
-        feature_store (`str`, *optional*): Folder in which the target's features are kept after the first epoch, so
-            that later ones don't run the target; its size is printed first. Off by default.
+        feature_store (`str`, *optional*): Folder that keeps the target's features, so that the target runs once over
+            the data and not in every epoch; its size is printed and the disk checked first. Off by default.
+        eval_prompts (`int`, *optional*, defaults to 32): Held-out examples whose answers are decoded at every
+            evaluation (`eval_accepted_length` and its kin); 0 computes the loss alone.
+        eval_max_new_tokens (`int`, *optional*, defaults to 128): Longest of those answers.
+        eval_temperature (`float`, *optional*, defaults to 0.0): Their sampling temperature; 0 is greedy.
+        train_heads (`bool`, *optional*, defaults to `False`): With adapters, whether `fc`, norms, serial and
+            confidence heads are trained whole beside them.
+        shard_target (`bool`, *optional*, defaults to `False`): Divides the frozen target's layers over the processes
+            (torch's fully sharded data parallel), for targets that one device can't hold.
+        metric_for_best_model (`str`, *optional*): `"accepted_length"` with `load_best_model_at_end`, unless
+            `eval_prompts` is 0.
         bf16 (`bool`, *optional*): bfloat16 autocast over float32 parameters; on where the GPU has it.
 
     Example:
@@ -57,11 +67,22 @@ class DraftConfig(TrainingArguments):
     logits_chunk_size: int = field(default=512, metadata={"help": "Draft positions whose logits exist at once."})
     feature_store: str | None = field(default=None, metadata={"help": "Folder that keeps features between epochs."})
 
+    eval_prompts: int = field(default=32, metadata={"help": "Held-out examples decoded at every evaluation."})
+    eval_max_new_tokens: int = field(default=128, metadata={"help": "Longest answer decoded in an evaluation."})
+    eval_temperature: float = field(default=0.0, metadata={"help": "Temperature of those answers; 0 is greedy."})
+    train_heads: bool = field(default=False, metadata={"help": "With adapters: train the heads whole beside them."})
+
+    shard_target: bool = field(default=False, metadata={"help": "Divide the target's layers over the processes."})
+
     def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None and self.eval_prompts:
+            self.metric_for_best_model = "accepted_length"
         if self.bf16 is None:
             self.bf16 = not self.fp16 and _bfloat16_is_native()
         if self.num_anchors < 1 or self.max_length < 2 or self.logits_chunk_size < 1:
             raise ValueError("`num_anchors` and `logits_chunk_size` must be at least 1, `max_length` at least 2.")
+        if self.eval_prompts < 0 or self.eval_max_new_tokens < 1 or self.eval_temperature < 0:
+            raise ValueError("`eval_prompts` and `eval_temperature` can't be negative, nor `eval_max_new_tokens` 0.")
         super().__post_init__()
 
     def loss_weights(self, default: LossWeights) -> LossWeights:

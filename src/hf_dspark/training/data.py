@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .anchors import draw_anchors
+from .chat import tokenize_chat
 
 
 Tokens = tuple[list[int], list[int]]
@@ -13,15 +14,20 @@ Tokens = tuple[list[int], list[int]]
 
 def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Tokens:
     """
-    Tokens of one example, and which of them are supervised (the assistant's).
+    Tokens of one example, and which of them are supervised (those that the target writes).
 
     Args:
         example (`dict`): One of
 
             - `{"input_ids": [...], "loss_mask": [...]}`: tokens as they are;
+            - `{"prompt_ids": [...], "completion_ids": [...]}`: an answer's exact tokens, which are supervised;
             - `{"messages": [...]}`: a chat; every assistant turn is supervised;
             - `{"prompt": [...], "completion": [...]}`: two parts of a chat; the completion is supervised;
-            - `{"prompt": str, "completion": str}`: plain text.
+            - `{"prompt": str, "completion": str}`: plain text; the completion is supervised;
+            - `{"text": str}`: plain text, all of it supervised.
+
+            Chats may come with `tools` (JSON schemas) and `chat_template_kwargs` (such as `enable_thinking`), and a
+            false `finished` says that the last answer was cut off, so that no end belongs to it.
         tokenizer (`PreTrainedTokenizerBase`): The target's.
 
     Returns:
@@ -30,6 +36,8 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     Raises:
         ValueError: If the example is of none of these forms, or its tokens can't be told apart.
     """
+    # `datasets` fills with None what other rows have and this one lacks.
+    example = {name: value for name, value in example.items() if value is not None}
     if "input_ids" in example and "loss_mask" in example:
         input_ids, loss_mask = list(example["input_ids"]), list(example["loss_mask"])
         if len(input_ids) != len(loss_mask):
@@ -37,56 +45,64 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
                 f"An example has {len(input_ids)} `input_ids` and {len(loss_mask)} entries in `loss_mask`."
             )
         return input_ids, loss_mask
+    if "prompt_ids" in example and "completion_ids" in example:
+        return _join_ids(example, tokenizer)
     if tokenizer is None:
         raise ValueError("Text needs a tokenizer: pass the target's as `processing_class=`.")
     if "messages" in example:
-        return _tokenize_chat(example["messages"], 0, tokenizer)
+        return _tokenize_messages(example["messages"], 0, example, tokenizer)
     if "prompt" in example and "completion" in example:
         prompt, completion = example["prompt"], example["completion"]
         if isinstance(prompt, str):
-            return _tokenize_text(prompt, completion, tokenizer)
-        return _tokenize_chat([*prompt, *completion], len(prompt), tokenizer)
+            return _tokenize_text(prompt, completion, example.get("finished", True), tokenizer)
+        return _tokenize_messages([*prompt, *completion], len(prompt), example, tokenizer)
+    if "text" in example:
+        return _tokenize_text("", example["text"], True, tokenizer)
     raise ValueError(
-        f"An example has the columns {sorted(example)}. Expected `messages`, or `prompt` and `completion`, or "
-        "`input_ids` and `loss_mask`."
+        f"An example has the columns {sorted(example)}. Expected `messages`, or `prompt` and `completion`, or `text`, "
+        "or `prompt_ids` and `completion_ids`, or `input_ids` and `loss_mask`."
     )
 
 
-def _tokenize_text(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    before = tokenizer(prompt)["input_ids"]
-    after = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    after = after + [tokenizer.eos_token_id] * (tokenizer.eos_token_id is not None)
+def _join_ids(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Tokens:
+    before, after, completion = example["prompt_ids"], example["completion_ids"], example.get("completion")
+    text = completion if isinstance(completion, str) else completion and completion[-1].get("content")
+    if tokenizer is not None and isinstance(text, str):
+        decoded = tokenizer.decode(after, skip_special_tokens=True)
+        if "".join(text.split()) not in "".join(decoded.split()):
+            raise ValueError(
+                f"The `completion_ids` of an example read {decoded[:40]!r} and its `completion` {text[:40]!r}: they "
+                "were written with another tokenizer. Remove the columns `prompt_ids` and `completion_ids`, or "
+                "regenerate the answers."
+            )
+    return [*before, *after], [0] * len(before) + [1] * len(after)
+
+
+def _tokenize_text(prompt: str, completion: str, finished: bool, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    before = tokenizer(prompt)["input_ids"] if prompt else []
+    after = tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
+    after = after + [tokenizer.eos_token_id] * (finished and tokenizer.eos_token_id is not None)
     return before + after, [0] * len(before) + [1] * len(after)
 
 
-def _tokenize_chat(messages: list[dict[str, Any]], first: int, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Supervises the assistant turns from message `first` on; where a turn begins and ends the template decides."""
-    if not tokenizer.chat_template:
-        raise ValueError(
-            "The tokenizer has no chat template, so messages can't be turned into text. Use a target with one, or "
-            "examples with `prompt` and `completion` as plain text."
-        )
+def _tokenize_messages(
+    messages: list[dict[str, Any]], first: int, example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> Tokens:
+    return tokenize_chat(
+        without_none(messages),
+        tokenizer,
+        first,
+        tools=without_none(example.get("tools")) or None,
+        template_kwargs=without_none(example.get("chat_template_kwargs")),
+        finished=example.get("finished", True),
+    )
 
-    def render(part: list[dict[str, Any]], **kwargs: Any) -> list[int]:
-        return tokenizer.apply_chat_template(part, tokenize=True, return_dict=True, **kwargs)["input_ids"]
 
-    input_ids = render(messages)
-    loss_mask = [0] * len(input_ids)
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant" or i < first:
-            continue
-        before, through = render(messages[:i], add_generation_prompt=True), render(messages[: i + 1])
-        if input_ids[: len(through)] != through or through[: len(before)] != before:
-            raise ValueError(
-                "The chat template renders an assistant turn differently when more messages follow, so its tokens "
-                "can't be told apart. Give conversations with one assistant turn each, or `input_ids` and `loss_mask`."
-            )
-        end = len(through)
-        # What the template puts behind the end of a turn is never generated.
-        if tokenizer.eos_token_id in through[len(before) :]:
-            end -= through[::-1].index(tokenizer.eos_token_id)
-        loss_mask[len(before) : end] = [1] * (end - len(before))
-    return input_ids, loss_mask
+def without_none(value: Any) -> Any:
+    """Without the keys that `datasets` filled with None because other rows have them."""
+    if isinstance(value, dict):
+        return {key: without_none(part) for key, part in value.items() if part is not None}
+    return [without_none(part) for part in value] if isinstance(value, list) else value
 
 
 def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
