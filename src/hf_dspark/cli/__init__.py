@@ -28,10 +28,21 @@ def build_app() -> Typer:
     """
     from typer import Typer
 
+    from .calibrate import calibrate
+    from .card import card
+    from .compare import compare
     from .convert import convert, convert_help
     from .demo import demo
+    from .evaluate import evaluate
     from .generate import generate
     from .inspect import inspect
+    from .profile import profile
+    from .publish import publish
+    from .regenerate import regenerate
+    from .show_data import show_data
+    from .space import space
+    from .train import SETTINGS, train
+    from .variadic import VariadicCommand
 
     app = Typer(
         help=HELP,
@@ -44,6 +55,16 @@ def build_app() -> Typer:
     app.command()(generate)
     app.command(help=convert_help())(convert)
     app.command()(inspect)
+    app.command()(profile)
+    app.command()(calibrate)
+    app.command(cls=VariadicCommand)(evaluate)
+    app.command()(compare)
+    app.command()(regenerate)
+    app.command()(show_data)
+    app.command(context_settings=SETTINGS)(train)
+    app.command()(card)
+    app.command()(publish)
+    app.command()(space)
     return app
 
 
@@ -57,4 +78,6 @@ def main() -> None:
     try:
         build_app()()
     except (ImportError, OSError, ValueError) as error:
-        raise SystemExit(f"hf-dspark: {error}") from error
+        from ..hub.escaping import printable
+
+        raise SystemExit(f"hf-dspark: {printable(error)}") from error

@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from .streaming import DraftStreamer
+    from ..generation.streaming import DraftStreamer
 
 
 @dataclass

@@ -124,7 +124,7 @@ def _try(console: Console, tokenizer: Any, prompt: str, plain: Decoder, drafted:
 
 def _perform(console: Console, tokenizer: Any, inputs: dict[str, Any], plain: Decoder, drafted: Decoder) -> None:
     """Show both answers as they stream. Not timed: printing takes time, and these runs warm everything up."""
-    from .streaming import DraftStreamer
+    from ..generation.streaming import DraftStreamer
 
     view = SideBySide(_brackets(console))
     # Into a file or a pipe, the finished view is enough.

@@ -10,6 +10,7 @@ from rich.text import Text
 
 
 if TYPE_CHECKING:
+    from ..generation.streaming import Origin
     from .decoding import Decoded
 
 
@@ -61,11 +62,11 @@ class SideBySide:
         self._marked = MarkedText(brackets)
         self._notes = ["", ""]
 
-    def show_plain(self, text: str, accepted: bool) -> None:
+    def show_plain(self, text: str, origin: Origin) -> None:
         self._plain.append(text)
 
-    def show_drafted(self, text: str, accepted: bool) -> None:
-        for piece, style in self._marked.push(text, accepted):
+    def show_drafted(self, text: str, origin: Origin) -> None:
+        for piece, style in self._marked.push(text, origin == "accepted"):
             self._drafted.append(piece, style)
 
     def note(self, plain: Decoded, drafted: Decoded | None = None) -> None:

@@ -12,6 +12,7 @@ from typer import Argument, BadParameter, Option
 
 
 if TYPE_CHECKING:
+    from ..generation.streaming import Origin
     from .decoding import Decoded
 
 
@@ -37,6 +38,13 @@ def generate(
             max=1.0,
             help="Have only those guesses checked that the drafter is at least this sure of.",
             show_default="the drafter's own",
+        ),
+    ] = None,
+    schedule: Annotated[
+        Literal["fixed", "confidence", "throughput"] | None,
+        Option(
+            help="How many guesses are checked; throughput needs `hf-dspark profile` once.",
+            show_default="the drafter's own; throughput where this machine was profiled",
         ),
     ] = None,
     dtype: Annotated[
@@ -68,7 +76,10 @@ def generate(
     model, tokenizer = load_target(target, dtype)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, **_sampling(temperature)}
     if not plain:
-        settings |= {"drafter": load_drafter(drafter, model), **_drafting(num_assistant_tokens, confidence_threshold)}
+        settings |= {
+            "drafter": load_drafter(drafter, model),
+            **_drafting(num_assistant_tokens, confidence_threshold, schedule),
+        }
     if seed is not None:
         torch.manual_seed(seed)
     answer = decode(model, encode(tokenizer, prompt, raw), streamer=_streamer(tokenizer), **settings)
@@ -80,24 +91,28 @@ def _sampling(temperature: float) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
 
 
-def _drafting(num_assistant_tokens: int | None, confidence_threshold: float | None) -> dict[str, Any]:
+def _drafting(
+    num_assistant_tokens: int | None, confidence_threshold: float | None, schedule: str | None
+) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if num_assistant_tokens is not None:
         settings["num_assistant_tokens"] = num_assistant_tokens
     if confidence_threshold is not None:
         settings |= {"assistant_confidence_threshold": confidence_threshold, "verification_schedule": "confidence"}
+    if schedule is not None:
+        settings["verification_schedule"] = schedule
     return settings
 
 
 def _streamer(tokenizer: Any) -> Any:
+    from ..generation.streaming import DraftStreamer
     from .display import MarkedText
-    from .streaming import DraftStreamer
 
     console = Console(highlight=False, soft_wrap=True)
     marked = MarkedText(brackets=False)  # a pipe or a file gets the answer and nothing else
 
-    def show(text: str, accepted: bool) -> None:
-        for piece, style in marked.push(text, accepted):
+    def show(text: str, origin: Origin) -> None:
+        for piece, style in marked.push(text, origin == "accepted"):
             console.print(Text(piece, style), end="")
 
     return DraftStreamer(tokenizer, show)

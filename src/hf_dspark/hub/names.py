@@ -1,0 +1,49 @@
+"""Names of models and datasets: which are the Hub's, and what is told of the others."""
+
+import re
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+
+# The Hub's cache keeps a revision as models--owner--name/snapshots/<commit>.
+_CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)[/\\]snapshots[/\\]")
+
+
+def hub_id(name: Any) -> str | None:
+    """The Hub id `owner/name` that a name stands for; `None` for folders and whatever else the Hub can't have."""
+    if not isinstance(name, str):
+        return None
+    if cached := _CACHED.search(name):
+        name = f"{cached[1]}/{cached[2]}"
+    if not is_repo_id(name) or "/" not in name or Path(name).is_dir():
+        return None
+    return name
+
+
+def is_repo_id(name: str) -> bool:
+    """Whether the Hub could have a repository of this name."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def short_name(name: Any) -> str | None:
+    """What a model is called in a heading: the last part of its id or path."""
+    if not isinstance(name, str) or not name.strip():
+        return None
+    return (hub_id(name) or name.replace("\\", "/")).rstrip("/").split("/")[-1] or None
+
+
+def without_paths(value: Any) -> Any:
+    """A JSON value in which absolute paths are cut to what they lead to, for files that others will read."""
+    if isinstance(value, dict):
+        return {key: without_paths(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_paths(each) for each in value]
+    is_path = isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute())
+    return (hub_id(value) or short_name(value)) if is_path else value
