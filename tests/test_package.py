@@ -21,6 +21,7 @@ PUBLIC = (
     "DSparkDrafter",
     "Eagle3Config",
     "Eagle3Drafter",
+    "publish_drafter",
 )
 EXTRAS = ("accelerate", "datasets", "evaluate", "gguf", "gradio", "matplotlib", "peft", "rich", "trl", "typer")
 
@@ -82,8 +83,10 @@ def test_wheel_is_whole(installed):
     assert package.is_relative_to(installed.parents[1])
     assert (package / "py.typed").is_file()
     assert (package / "hub" / "drafters" / "smollm2-135m-instruct-dspark").is_dir()
-    sources = {file.relative_to(ROOT / "src" / "hf_dspark") for file in (ROOT / "src" / "hf_dspark").rglob("*.py")}
-    assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
+    assert (package / "hub" / "templates" / "model_card.md").is_file()
+    for kind in ("*.py", "*.yaml"):
+        sources = {file.relative_to(ROOT / "src" / "hf_dspark") for file in (ROOT / "src" / "hf_dspark").rglob(kind)}
+        assert sources and sources <= {file.relative_to(package) for file in package.rglob(kind)}
 
 
 @pytest.mark.slow
@@ -92,3 +95,13 @@ def test_wheel_decodes(installed, tiny_embedded_pair):
     result = subprocess.run(command, capture_output=True, text=True, cwd=installed.parent)
     assert result.returncode == 0, result.stderr
     assert "same text in 1 of 1" in " ".join(result.stdout.split())
+
+
+@pytest.mark.slow
+def test_wheel_brings_the_space(installed):
+    command = [installed.with_name("hf-dspark"), "space", "user/drafter", "--dry-run"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=installed.parent)
+    assert result.returncode == 0, result.stderr
+    for name in (ROOT / "spaces" / "dspark-demo").glob("*.*"):
+        assert name.name in result.stdout
+    assert "__pycache__" not in result.stdout

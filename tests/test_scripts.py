@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_dspark.evaluation.results import entry, read_results
+
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -21,15 +23,16 @@ def run(script: str, *arguments: str | Path) -> str:
 
 
 def test_answers_then_a_drafter(tiny_embedded_pair, tmp_path):
-    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers"
     questions.write_text("".join(json.dumps({"prompt": f"What is {i} + 3?"}) + "\n" for i in range(4)))
     run("examples/write_answers.py", "--questions", questions, "--output", answers, "--max-new-tokens", 24)
-    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    files = [answers / kind / "train.jsonl" for kind in ("greedy", "sampled")]
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(rows) == 4
     assert all(row["prompt_ids"] and row["completion_ids"] for row in rows)
 
     training = ("--output", tmp_path / "drafter", "--held-out", 0, "--draft-vocab-size", 64)
-    run("examples/train_embedded_drafter.py", answers, *training, "--max-steps", 2)
+    run("examples/train_embedded_drafter.py", *files, *training, "--max-steps", 2)
     final = tmp_path / "drafter" / "final"
     config = json.loads((final / "config.json").read_text())
     assert (config["model_type"], config["draft_vocab_size"], config["dtype"]) == ("dspark", 64, "bfloat16")
@@ -37,13 +40,75 @@ def test_answers_then_a_drafter(tiny_embedded_pair, tmp_path):
 
 
 def test_decoding_benchmark(tiny_embedded_pair, tmp_path):
-    for task in ("gsm8k", "math500", "humaneval", "mbpp", "mt-bench"):
-        (tmp_path / f"{task}.jsonl").write_text(json.dumps({"turns": ["Hello there."]}) + "\n")
-    report = tmp_path / "results.json"
+    tasks, report = tmp_path / "tasks", tmp_path / "report"
+    tasks.mkdir()
+    for task in ("gsm8k", "mt-bench"):
+        (tasks / f"{task}.jsonl").write_text(json.dumps({"turns": ["Hello there."]}) + "\n")
     options = ("--samples", 1, "--max-new-tokens", 12, "--dtype", "float32", "--output", report)
-    printed = run("benchmarks/decoding.py", "--tasks", tmp_path, *options)
-    assert "everything else" in printed
-    summary = json.loads(report.read_text())["summary"]
-    assert summary["all"]["prompts"] == 5
-    assert summary["all"]["equal"] == 5
-    assert summary["all"]["tokens_per_forward"] >= 1
+    printed = run("benchmarks/decoding.py", "--tasks", tasks, *options, "--num-assistant-tokens", 2)
+    assert "a step over n tokens, in steps over one: 1: 1.00" in printed
+    results = read_results(report)
+    for schedule in ("fixed", "fixed:2"):
+        summary = entry(results, f"{tiny_embedded_pair[1].name} {schedule}")
+        assert summary["equality"]["equal"] == summary["prompts"] == 2
+        assert summary["tokens_per_forward"]["value"] >= 1
+
+
+def test_scheduling_benchmark(tiny_embedded_pair, tiny_tokenizer, tmp_path, monkeypatch):
+    """Every part runs; what has been measured is not measured again."""
+    from transformers import AutoModelForCausalLM
+
+    from hf_dspark import DFlashDrafter
+
+    monkeypatch.setenv("HF_DSPARK_PROFILES", str(tmp_path / "profiles"))
+    for task in ("gsm8k", "humaneval", "mt-bench"):
+        lines = (json.dumps({"turns": [f"Hello {i}."]}) + "\n" for i in range(4))
+        (tmp_path / f"{task}.jsonl").write_text("".join(lines))
+    target = AutoModelForCausalLM.from_pretrained(tiny_embedded_pair[0])
+    fields = {"sample_from_anchor": False, "num_hidden_layers": 1, "block_size": 5}
+    DFlashDrafter.from_target(target, tokenizer=tiny_tokenizer, **fields).save_pretrained(tmp_path / "dflash")
+    output = tmp_path / "output"
+    options = ("--data", tmp_path, "--output", output, "--dtype", "float32", "--max-new-tokens", 12, "--samples", 1)
+    load = ("load", *options, "--rows", 1, 3, "--blocks", 1)
+    assert "throughput / plain" in run("benchmarks/scheduling.py", *load)
+    before = (output / "results.json").read_text()
+    run("benchmarks/scheduling.py", *load)
+    results = json.loads((output / "results.json").read_text())
+    assert results["load"]["runs"] == json.loads(before)["load"]["runs"]
+    assert [each["rows"] for each in results["load"]["summary"]] == [1, 3]
+    assert "rejected" in run("benchmarks/scheduling.py", "thresholds", *options)
+    assert "drafting's share" in run("benchmarks/scheduling.py", "overhead", *options, "--contexts", 16, 24)
+    printed = run("benchmarks/scheduling.py", "dflash", *options, "--dflash", tmp_path / "dflash")
+    assert "times as fast" in printed
+    runs = json.loads((output / "results.json").read_text())["dflash"]["runs"]
+    # The same weights draft the same in both loops.
+    assert all(r["runs"]["ours"]["accepted_length"] == r["runs"]["transformers"]["accepted_length"] for r in runs)
+    for plot in ("load.png", "thresholds.png", "contexts.png"):
+        assert (output / plot).stat().st_size > 10_000
+
+
+def test_matched_comparison_goes_on_where_it_was(tiny_embedded_pair, tmp_path):
+    pytest.importorskip("matplotlib")
+    answers = tmp_path / "answers.jsonl"
+    rows = [{"prompt_ids": [65 + i, 66, 67], "completion_ids": list(range(70 + i, 90 + i))} for i in range(6)]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks").mkdir()
+    for task in ("gsm8k", "mt-bench"):
+        (tmp_path / "tasks" / f"{task}.jsonl").write_text(json.dumps({"turns": ["Hello there."]}) + "\n")
+    command = ["benchmarks/comparison.py", answers, "--tasks", tmp_path / "tasks", "--output", tmp_path / "out"]
+    command += ["--updates", 2, "--batch", 2, "--anchors", 4, "--layers", 1, "--rank", 4, "--draft-vocab-size", 48]
+    command += ["--held-out", 2, "--save-steps", 1, "--max-new-tokens", 8]
+    printed = run(*command)
+    assert "DSpark over EAGLE-3" in printed
+    report = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    for temperature in ("temperature 0", "temperature 1"):
+        for name in ("dspark", "dflash", "eagle3"):
+            assert report["results"][temperature][name]["mean"] >= 1
+            assert report["training"][name]["answer_tokens_seen"] == 80
+    assert (tmp_path / "out" / "conditional_acceptance.png").stat().st_size > 1000
+    lines = (tmp_path / "out" / "evaluation.jsonl").read_text().splitlines()
+    assert len(lines) == 3 * 2 * 2
+    # A killed evaluation repeats only what it had not finished, and all of a line that it had begun.
+    (tmp_path / "out" / "evaluation.jsonl").write_text("\n".join([*lines[:5], lines[5][:20]]))
+    assert "dspark: trained already" in run(*command)
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["results"] == report["results"]

@@ -139,6 +139,10 @@ def assert_same(drafter, again, target):
     assert drafter.generation_config.num_assistant_tokens == again.generation_config.num_assistant_tokens
 
 
+def engines_of(config, checkpoint="x"):
+    return servings(config, checkpoint, "T", config.source_format)
+
+
 @pytest.mark.parametrize(("case", "name"), [(case, name) for case in CASES for name in formats_of(case)])
 def test_there_and_back(case, name, tmp_path):
     """In the format, from it into ours, and from ours into it again."""
@@ -385,7 +389,7 @@ def test_what_engines_look_for(tmp_path):
     ],
 )
 def test_engines(case, vllm, sglang):
-    found = servings(make_drafter(case).config, "some/x", "T")
+    found = servings(make_drafter(case).config, "some/x", "T", "hf-dspark")
     # No engine knows our own format.
     assert all(serving.reasons for serving in found if serving.format is None)
     exports = [serving for serving in found if serving.format]
@@ -414,7 +418,7 @@ def test_engines_that_take_a_checkpoint_as_it_is(case, name, vllm, sglang, tmp_p
     drafter = make_drafter(case).attach(make_target("qwen3"))
     folder = drafter.export(tmp_path / "x", format=name)
     config = AutoDrafter.from_pretrained(folder).config
-    direct = [serving for serving in servings(config, str(folder), "T") if serving.format is None]
+    direct = [serving for serving in engines_of(config, str(folder)) if serving.format is None]
     for serving, expected in zip(direct, (vllm, sglang), strict=True):
         assert bool(serving.reasons) is (expected is None), serving
         if expected is not None:
@@ -425,18 +429,14 @@ def test_engines_that_take_a_checkpoint_as_it_is(case, name, vllm, sglang, tmp_p
 @pytest.mark.parametrize("case", ["gemma4_dspark_keqv", "gemma4_eagle3"])
 def test_engines_of_gemma_4(case, shared):
     config = AutoDrafter.from_pretrained(shared / "golden" / "deepspec" / case / "drafter").config
-    able = [
-        (serving.engine.split()[0], serving.format) for serving in servings(config, "x", "T") if not serving.reasons
-    ]
+    able = [(serving.engine.split()[0], serving.format) for serving in engines_of(config) if not serving.reasons]
     assert able == ([("vLLM", None)] if "dspark" in case else [])
 
 
 def test_an_unspoken_convention_that_engines_read_otherwise(shared):
     """z-lab's own code sees both ways in sliding layers; engines don't, unless the config says so."""
     config = AutoDrafter.from_pretrained(shared / "golden" / "others" / "zlab_dflash_nested_swa" / "drafter").config
-    direct, export = [
-        [s for s in servings(config, "x", "T") if bool(s.format) is exported] for exported in (False, True)
-    ]
+    direct, export = [[s for s in engines_of(config) if bool(s.format) is exported] for exported in (False, True)]
     assert all("causal where the config doesn't say" in serving.reasons[0] for serving in direct)
     assert [serving.format for serving in export if not serving.reasons] == ["sglang"]
 
@@ -448,3 +448,24 @@ def test_the_table_is_in_the_guide():
         assert f"| {' | '.join(row.values())} |" in text
     assert set(CAPABILITIES) == {"hf-dspark", *WRITERS}
     assert CAPABILITIES["hf-dspark"].norms == NORMS
+
+
+def test_a_checkpoint_saved_again_is_in_our_format(tmp_path):
+    """What engines make of a folder depends on its files, not on where the drafter first came from."""
+    make_drafter("dspark").export(tmp_path / "vllm", format="speculators")
+    read = AutoDrafter.from_pretrained(tmp_path / "vllm")
+    read.save_pretrained(tmp_path / "ours")
+    again = AutoDrafter.from_pretrained(tmp_path / "ours")
+    assert (read.stored_format, again.stored_format) == ("speculators", "hf-dspark")
+    assert read.config.source_format == again.config.source_format == "speculators"
+    direct = [s for s in servings(again.config, "ours", "T", again.stored_format) if s.format is None]
+    assert all("in the format hf-dspark" in serving.reasons[0] for serving in direct)
+
+
+def test_folders_beside_a_checkpoint_are_not_replaced(tmp_path):
+    drafter = make_drafter("dspark")
+    drafter.export(tmp_path / "out")
+    (tmp_path / "out" / "checkpoint-100").mkdir()
+    with pytest.raises(FileExistsError, match="more than a checkpoint \\(checkpoint-100\\)"):
+        drafter.export(tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "checkpoint-100").is_dir()

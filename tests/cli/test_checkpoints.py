@@ -96,8 +96,9 @@ def test_inspect(run, pair):
         "deepspec yes, with --target",
         "speculators yes",
         "zlab no: it holds DFlash drafters only",
-        "vLLM 0.33.0 (read from its sources, not run here)",
-        "SGLang 0.5.23 (read from its sources, not run here)",
+        "vLLM 0.33.0 (read from its sources, not run here), the checkpoint as it is no: it doesn't know DSpark",
+        "vLLM 0.33.0 (read from its sources, not run here), from --to speculators vllm serve some/target",
+        "SGLang 0.5.23 (read from its sources, not run here), from --to sglang python -m sglang.launch_server",
     ):
         assert fact in text, fact
     # Command lines are not broken, so that they can be copied.
@@ -116,6 +117,6 @@ def test_inspect_tells_what_was_assumed_and_what_is_refused(run, pair, tmp_path)
     assert "assumed target_layer_ids = EAGLE-3's own three layers" in text
     assert "LM head in the file, dropped where equal to the target's" in text
     assert "sglang no: its EAGLE-3 drafters have llama layers, this one has qwen3 layers" in text
-    assert "vllm serve my/target" in text
+    assert f'vllm serve my/target --speculative-config \'{{"method": "eagle3", "model": "{tmp_path / "x"}"' in text
     text = " ".join(run("inspect", pair / "dflash").stdout.split())
     assert "no: its DFlash proposes from the mask slots only" in text

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from hf_dspark.cli import build_app
 from hf_dspark.cli.display import MarkedText
-from hf_dspark.cli.streaming import Detokenizer, DraftStreamer
 
 
 @pytest.fixture
@@ -17,35 +16,6 @@ def run(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *args: CliRunner().invoke(build_app(), [str(arg) for arg in args], catch_exceptions=False)
-
-
-def feed(streamer, prompt, rounds):
-    streamer.put(torch.tensor([prompt]))
-    for num_accepted, tokens in rounds:
-        if num_accepted is not None:
-            streamer.on_round(5, num_accepted)
-        for token in tokens:
-            streamer.put(torch.tensor([token]))
-    streamer.end()
-
-
-def test_streamer_knows_accepted_tokens(tiny_tokenizer):
-    shown = []
-    streamer = DraftStreamer(tiny_tokenizer, lambda text, accepted: shown.append((text, accepted)))
-    a, b, c, d = tiny_tokenizer("abcd")["input_ids"]
-    feed(streamer, [a, a], [(None, [a]), (2, [b, c, d]), (0, [a])])
-    assert shown == [("a", False), ("b", True), ("c", True), ("d", False), ("a", False)]
-
-
-def test_detokenizer_holds_back_half_a_character(tiny_tokenizer):
-    text = "é ok 🎉\n  x"
-    detokenizer = Detokenizer(tiny_tokenizer)
-    pieces = [detokenizer.push(token) for token in tiny_tokenizer(text)["input_ids"]]
-    assert "".join(pieces) == text
-    assert pieces[:2] == ["", "é"]
-    assert detokenizer.flush() == ""
-    assert detokenizer.push(tiny_tokenizer("é")["input_ids"][0]) == ""
-    assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_marks_are_legible_without_colour():

@@ -189,14 +189,14 @@ def check(number: int) -> list[list[int]]:
             if getattr(run, name) is not None:
                 assert len(getattr(ours, name)) == longest
                 for step, theirs in zip(getattr(ours, name), getattr(run, name)):
-                    torch.testing.assert_close(step[r], theirs[0], rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(step[r], theirs[0], rtol=1e-3, atol=1e-3)
                 assert all(step[r].count_nonzero() == 0 for step in getattr(ours, name)[len(tokens) :])
         if run.hidden_states is not None:
             assert len(ours.hidden_states) == longest
             for step, (mine, theirs) in enumerate(zip(ours.hidden_states, run.hidden_states)):
                 real = mask[r].bool() if step == 0 else slice(None)
                 for a, b in zip(mine, theirs, strict=True):
-                    torch.testing.assert_close(a[r][real], b[0][real], rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(a[r][real], b[0][real], rtol=1e-3, atol=1e-3)
     counted = ours.speculation
     assert counted.generated_tokens == sum(map(len, continuations))
     assert [sum(lengths) for lengths in counted.accepted_lengths] == [len(tokens) - 1 for tokens in continuations]

@@ -177,13 +177,13 @@ def test_two_tokens_with_confidence_schedule():
 @pytest.mark.parametrize("number", range(len(WAYS)))
 def test_two_tokens_with_many_samples(number):
     kind, way = KINDS[number % len(KINDS)], sorted(WAYS)[number]
-    check(kind, WAYS[way], 3000, {})
+    check(kind, WAYS[way], 1500, {})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "threshold"), [("dspark", 0.3), ("dspark reduced", 0.5), ("bad", 0.7)])
 def test_confidence_schedule_with_many_samples(kind, threshold):
-    check(kind, {}, 3000, {"assistant_confidence_threshold": threshold})
+    check(kind, {}, 1500, {"assistant_confidence_threshold": threshold})
 
 
 @pytest.mark.parametrize(

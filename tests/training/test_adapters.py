@@ -253,3 +253,12 @@ def test_an_adapter_without_its_base_says_how_to_load_it(tmp_path, saved):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": None}))
     with pytest.raises(ValueError, match=r"does not name their base drafter.*load_adapter"):
         AutoDrafter.from_pretrained(tmp_path / "adapter")
+
+
+def test_adapters_are_not_saved_beside_a_drafter(tmp_path, saved):
+    target, base = saved()
+    drafter = AutoDrafter.from_pretrained(base)
+    make_trainer(tmp_path / "run", drafter=drafter, target=target, peft_config=LoraConfig(r=2))
+    with pytest.raises(ValueError, match="Save them to another folder"):
+        drafter.save_pretrained(base)
+    assert not (base / "adapter_config.json").exists()

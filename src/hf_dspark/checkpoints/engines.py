@@ -50,7 +50,7 @@ class Serving:
     command: str
 
 
-def servings(config: Any, checkpoint: str, target: str) -> list[Serving]:
+def servings(config: Any, checkpoint: str, target: str, stored_format: str) -> list[Serving]:
     """
     What the engines make of a drafter: of each first the checkpoint as it is, then, where that is refused, an export.
 
@@ -58,13 +58,14 @@ def servings(config: Any, checkpoint: str, target: str) -> list[Serving]:
         config (`DrafterConfig`): The drafter's.
         checkpoint (`str`): The checkpoint. Exports are called like it, with `-` and the format behind.
         target (`str`): The target.
+        stored_format (`str`): The checkpoint's format, `drafter.stored_format`.
     """
     stem, found = checkpoint.rstrip("/").split("/")[-1], []
     for engine, format, engine_refusals, command in (
         (VLLM, "speculators", _vllm_refusals, _vllm_command),
         (SGLANG, "sglang", _sglang_refusals, _sglang_command),
     ):
-        reasons = _direct_refusals(config, engine) or engine_refusals(config, config.source_format)
+        reasons = _direct_refusals(config, engine, stored_format) or engine_refusals(config, stored_format)
         found.append(Serving(engine, None, reasons, command(config, checkpoint, target)))
         if reasons:
             reasons = [*refusals(config, format, mere_copies=True), *engine_refusals(config, format)]
@@ -72,11 +73,11 @@ def servings(config: Any, checkpoint: str, target: str) -> list[Serving]:
     return found
 
 
-def _direct_refusals(config: Any, engine: str) -> list[str]:
-    source, kind = config.source_format, config.model_type
-    if kind not in AS_THEY_ARE[engine].get(source, ()):
-        return [f"it doesn't know {NAMES[kind]} drafters in the format {source}"]
-    if source == "deepspec" and engine == SGLANG and config.text_config.model_type != "qwen3":
+def _direct_refusals(config: Any, engine: str, stored_format: str) -> list[str]:
+    kind = config.model_type
+    if kind not in AS_THEY_ARE[engine].get(stored_format, ()):
+        return [f"it doesn't know {NAMES[kind]} drafters in the format {stored_format}"]
+    if stored_format == "deepspec" and engine == SGLANG and config.text_config.model_type != "qwen3":
         return ["of DeepSpec's drafters it knows those of Qwen3 only"]
     if "sliding_causal" in (config.assumed or {}) and not config.sliding_causal:
         return ["it takes sliding layers for causal where the config doesn't say, and this format's own code doesn't"]

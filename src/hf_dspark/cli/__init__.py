@@ -75,9 +75,11 @@ def main() -> None:
         import typer  # noqa: F401
     except ImportError as error:
         raise SystemExit(f'hf-dspark: {error.name} is missing. Install it: pip install "hf-dspark[cli]"') from None
+    from safetensors import SafetensorError
+
     try:
         build_app()()
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, SafetensorError, ValueError) as error:
         from ..hub.escaping import printable
 
         raise SystemExit(f"hf-dspark: {printable(error)}") from error

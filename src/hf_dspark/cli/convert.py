@@ -47,7 +47,7 @@ def convert(
 
     disable_progress_bar()
     drafter = AutoDrafter.from_pretrained(source)
-    came_from = drafter.config.source_format
+    came_from = drafter.stored_format
     if target:
         _attach(drafter, target)
     folder = drafter.export(destination, format=to, force=force)

@@ -39,7 +39,7 @@ def inspect(
 def _facts(checkpoint: str, drafter: Drafter) -> Table:
     config, text = drafter.config, drafter.config.text_config
     facts = _table(checkpoint)
-    facts.add_row("drafter", f"{_name(config)} with {text.model_type} layers; format {config.source_format}")
+    facts.add_row("drafter", f"{_name(config)} with {text.model_type} layers; format {drafter.stored_format}")
     facts.add_row("target", config.target_name_or_path or "not named")
     facts.add_row("layers", f"{text.num_hidden_layers}, hidden size {text.hidden_size}{_windows(config)}")
     facts.add_row("attention", f"{text.num_attention_heads} heads, {text.num_key_value_heads} for keys and values")
@@ -135,7 +135,7 @@ def _print_engines(console: Console, checkpoint: str, drafter: Drafter, target: 
     console.print("\nEngines", style="italic")
     run = f'hf-dspark generate "PROMPT" --target {target} --drafter {checkpoint}'
     _print_engine(console, "transformers, through hf-dspark", run, [])
-    for serving in servings(drafter.config, checkpoint, target):
+    for serving in servings(drafter.config, checkpoint, target, drafter.stored_format):
         origin = "the checkpoint as it is" if serving.format is None else f"from --to {serving.format}"
         label = f"{serving.engine} (read from its sources, not run here), {origin}"
         _print_engine(console, label, serving.command, serving.reasons)

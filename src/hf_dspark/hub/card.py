@@ -286,7 +286,7 @@ def _in_code(target: Any) -> str:
 def _engines(drafter: Drafter, repo_id: str | None, target: Any) -> list[dict[str, str]]:
     source, stem, target = repo_id or "path/to/this/folder", short_name(repo_id) or "my-drafter", _in_code(target)
     # A checkpoint that an engine takes as it is stays where it is; exports are made beside the reader.
-    as_it_is, exported = (servings(drafter.config, name, target) for name in (source, stem))
+    as_it_is, exported = (servings(drafter.config, name, target, drafter.stored_format) for name in (source, stem))
     found: dict[str, dict[str, str]] = {}
     for serving in (a if a.format is None else b for a, b in zip(as_it_is, exported)):
         if serving.engine in found and not found[serving.engine]["reasons"]:

@@ -19,6 +19,10 @@ from ..models.loading import default_generation_config
 from .comparison import require_same
 
 
+# Folders that publishing and evaluating put beside the weights; they can be made again.
+PARTS_OF_A_CHECKPOINT = ("custom_generate", "plots")
+
+
 def export(drafter: Drafter, folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
     """
     Writes a drafter in the format of one of the projects that we know.
@@ -86,6 +90,11 @@ def _require_free(folder: Path, force: bool) -> None:
     if not (folder / CONFIG_NAME).is_file():
         raise FileExistsError(
             f"{folder} holds no checkpoint (no {CONFIG_NAME}), so it is not replaced. Empty it first."
+        )
+    others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in PARTS_OF_A_CHECKPOINT)
+    if others:
+        raise FileExistsError(
+            f"{folder} holds more than a checkpoint ({', '.join(others)}), and that would be lost. Move it away first."
         )
 
 

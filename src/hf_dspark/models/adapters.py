@@ -244,6 +244,10 @@ class Adapters:
         """Saves the active adapters, in the form that `PeftModel` writes and reads."""
         from peft.functional import get_peft_model_state_dict
 
+        if os.path.exists(os.path.join(folder, MODEL_CONFIG)):
+            raise ValueError(
+                f"{folder} holds a drafter, and adapters beside it would spoil it. Save them to another folder."
+            )
         os.makedirs(folder, exist_ok=True)
         name = self.active_adapters()[0]
         config = copy.deepcopy(self.peft_config[name])

@@ -113,6 +113,8 @@ class Drafter(Adapters, PreTrainedModel):
     config: DrafterConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
+    # The format of the checkpoint that it was loaded from; `config.source_format` is where it first came from.
+    stored_format = "hf-dspark"
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -469,6 +471,7 @@ class Drafter(Adapters, PreTrainedModel):
         refuse_incomplete(str(pretrained_model_name_or_path), info)
         with naming(pretrained_model_name_or_path, "weights"):
             model.check_weights()
+        model.stored_format = "hf-dspark" if foreign is None else model.config.source_format
         if pretrained_model_name_or_path is not None:
             model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
             model.training_record = load_training_record(pretrained_model_name_or_path)

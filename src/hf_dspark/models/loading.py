@@ -13,6 +13,15 @@ from .configuration_drafter import DrafterConfig
 
 
 TRAINING_RECORD = "training_record.json"
+# What a checkpoint's generation_config.json says about drafting.
+DRAFT_SETTINGS = (
+    "num_assistant_tokens",
+    "assistant_confidence_threshold",
+    "verification_schedule",
+    "confidence_temperatures",
+    "calibration_temperature",
+    "draft_context_window",
+)
 
 
 def default_generation_config(config: DrafterConfig) -> GenerationConfig:
@@ -38,7 +47,8 @@ def load_generation_config(name_or_path: Any, config: DrafterConfig, kwargs: dic
         stored = GenerationConfig.from_pretrained(name_or_path, **hub)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is damaged: {error} Correct or remove it.") from error
-    stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k != "transformers_version"}
+    # Sampling settings and special tokens are the target's business.
+    stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k in DRAFT_SETTINGS}
     count = stored.get("num_assistant_tokens", config.num_drafts)
     if not isinstance(count, int) or not 1 <= count <= config.num_drafts:
         raise ValueError(
