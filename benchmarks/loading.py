@@ -6,7 +6,7 @@ holds copies of its target's embedding and LM head), for a Qwen3 model of the sa
 shares embedding and head. Each is loaded in a process of its own, in turn, and everything is read once. Times
 depend on whether the files are in the page cache.
 
-    python benchmarks/loading.py [--folder /tmp/loading] [--repeats 5] [--scale 1]
+    python benchmarks/loading.py [--folder FOLDER] [--repeats 5] [--scale 1]
 
 Memory is the process's resident set beyond what it was after the imports, at its peak and at the end. Pages of a
 mapped file that were read count into it, although the system can drop them at any time; `own` is without those.
@@ -17,6 +17,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -124,7 +125,9 @@ def measure(kind: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/hf-dspark-loading"), help="for the checkpoints")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "hf-dspark-loading", help="for the checkpoints"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=int, default=1, help="divides every width, to try the script")
     parser.add_argument("--output", type=Path, default=None, help="results.json to write")

@@ -122,3 +122,13 @@ def test_decoding_with_a_drafter_uses_them_for_target_and_drafter(monkeypatch, d
     used = [*target.modules(), *drafter.layers.modules(), drafter.fc]
     assert {m.weight.data_ptr() for m in used if type(m) is nn.Linear} | {drafter.head_weight().data_ptr()} <= seen
     assert not any(is_packed(m) for m in target.modules() if isinstance(m, nn.Linear))
+
+
+def test_weights_that_outgrow_float16_after_packing_are_left_to_torch():
+    layer = nn.Linear(8, 8).bfloat16()
+    with fast_linear_layers(layer):
+        assert is_packed(layer)
+    layer.weight.data.mul_(1e6)
+    layer.weight.data = layer.weight.data.clone()
+    with fast_linear_layers(layer):
+        assert not is_packed(layer)

@@ -41,7 +41,8 @@ def fast_linear_layers(*models: nn.Module | None) -> Iterator[None]:
     Inputs and outputs keep their type; products are summed in float32, as torch's own kernels do, so results differ
     from theirs by rounding alone. The copies take as much memory as the weights and are kept as long as the model; a
     model whose copies would take over half of the free memory stays as it is, with a warning. Decoding with a drafter
-    does this by itself; around a plain `generate` it helps too.
+    does this by itself. A plain `generate` computes one row a step and gains little; around it, it tells the drafter's
+    gain from that of the layers.
 
     Args:
         *models (`nn.Module`): The models, in float32 or 16 bits. Those on other devices stay as they are.
@@ -56,15 +57,17 @@ def fast_linear_layers(*models: nn.Module | None) -> Iterator[None]:
     ```
     """
     layers = [layer for model in models if model is not None for layer in _layers_to_pack(model)]
+    # All are packed before any is switched: if memory runs out, the models are as they were.
+    forwards = {layer: _PackedForward(layer) for layer in layers}
     with _lock:
-        for layer in layers:
+        for layer, forward in forwards.items():
             _users[layer] = _users.get(layer, 0) + 1
-            layer.forward = _PackedForward(layer)
+            layer.forward = forward
     try:
         yield
     finally:
         with _lock:
-            for layer in layers:
+            for layer in forwards:
                 _users[layer] -= 1
                 if not _users[layer]:
                     layer.__dict__.pop("forward", None)
@@ -98,7 +101,7 @@ def types_to_pack() -> tuple[torch.dtype, ...]:
 def _layers_to_pack(model: nn.Module) -> list[nn.Linear]:
     types = types_to_pack()
     layers = [module for module in model.modules() if type(module) is nn.Linear and _can_be_packed(module, types)]
-    size = sum(layer.weight.nbytes for layer in layers if layer not in _packed)
+    size = sum(layer.weight.nbytes for layer in layers if not _is_packed(layer))
     if size > _available_memory() / 2:
         logger.warning_once(
             f"Packed copies of the linear layers would speed up several tokens a forward on this CPU, but take "
@@ -117,22 +120,29 @@ def _can_be_packed(layer: nn.Linear, types: tuple[torch.dtype, ...]) -> bool:
         and type(weight) in (nn.Parameter, torch.Tensor)
         and isinstance(layer.__dict__.get("forward"), _PackedForward | None)
         # What float16 can't hold stays with torch's kernels; bfloat16 weights too small for it are rounded by 2^-25.
-        and (weight.dtype not in _HALF or layer in _packed or weight.detach().abs().max() <= _LARGEST_HALF)
+        and (weight.dtype not in _HALF or _is_packed(layer) or weight.detach().abs().max() <= _LARGEST_HALF)
     )
 
 
+def _is_packed(layer: nn.Linear) -> bool:
+    """Whether there is a packed copy of the weights as they are now."""
+    return layer in _packed and _packed[layer][0] == _state(layer.weight)
+
+
+def _state(weight: torch.Tensor) -> tuple:
+    return weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version
+
+
 def _pack(layer: nn.Linear) -> Any:
-    weight = layer.weight.detach()
-    made_from = (weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version)
-    known, packed = _packed.get(layer, (None, None))
-    if known != made_from:
+    if not _is_packed(layer):
+        weight = layer.weight.detach()
         if weight.dtype in _HALF:
             bias = None if layer.bias is None else layer.bias.detach().float()
             packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _FLOAT_LAYOUT)
-        _packed[layer] = made_from, packed
-    return packed
+        _packed[layer] = _state(layer.weight), packed
+    return _packed[layer][1]
 
 
 def _available_memory() -> float:
