@@ -44,6 +44,8 @@ def build(settings: Settings, pairs: Pairs) -> gr.Blocks:
     with gr.Blocks(title=settings.title, analytics_enabled=False) as blocks:
         part = _layout(settings, pairs.own)
         _connect(part, chat, race, PairChoice(pairs))
+        # Said once the page can take a message: what is pressed before that is lost.
+        blocks.load(lambda: "Ready.", None, part["status"], queue=False, **QUIET)
         blocks.unload(chat.leave)
         blocks.unload(race.leave)
     return blocks.queue(max_size=settings.queue_size, default_concurrency_limit=settings.concurrency)

@@ -60,8 +60,9 @@ def test_outputs_are_those_of_plain_decoding(finished):
             assert each["equality"] == {"checked": 9, "equal": 9, "ties": 0, "different": 0}
 
 
-def test_another_text_is_told(evaluate_tiny, tmp_path, monkeypatch):
-    """A contender that writes something else is caught."""
+@pytest.fixture
+def another_text(monkeypatch):
+    """The drafter's answers differ from plain decoding's at one token."""
     from hf_dspark.evaluation import benchmark
 
     decode = benchmark.decode
@@ -73,8 +74,26 @@ def test_another_text_is_told(evaluate_tiny, tmp_path, monkeypatch):
         return decoded
 
     monkeypatch.setattr(benchmark, "decode", wrong)
+
+
+def test_another_text_is_told(evaluate_tiny, tmp_path, another_text):
+    """A contender that writes something else is caught."""
     results = evaluate_tiny(tmp_path, schedules=["fixed"], samples=1)
     assert entry(results, "drafter fixed")["equality"] == {"checked": 3, "equal": 0, "ties": 0, "different": 3}
+
+
+def test_in_16_bits_a_near_tie_is_told_apart(evaluate_tiny, pair, tmp_path, another_text):
+    target, _ = pair
+    weights = copy.deepcopy(target.state_dict())
+    target.bfloat16()
+    try:
+        results = evaluate_tiny(tmp_path / "apart", schedules=["fixed"], samples=1)
+        assert entry(results, "drafter fixed")["equality"] == {"checked": 3, "equal": 0, "ties": 0, "different": 3}
+        target.lm_head.weight.data.zero_()  # now all tokens are equally likely
+        results = evaluate_tiny(tmp_path / "tied", schedules=["fixed"], samples=1)
+        assert entry(results, "drafter fixed")["equality"] == {"checked": 3, "equal": 0, "ties": 3, "different": 0}
+    finally:
+        target.float().load_state_dict(weights)
 
 
 def test_second_turn_follows_the_models_own_answer(evaluate_tiny, pair, tasks, tiny_tokenizer, tmp_path, monkeypatch):
@@ -224,3 +243,4 @@ def test_log_holds_counters_and_no_text(finished):
         assert "What is" not in json.dumps(record)
         rounds = record["turns"][0]["contenders"]["drafter fixed"]["rows"][0]["rounds"]
         assert all(proposed >= verified >= accepted for proposed, verified, accepted, _ in rounds)
+

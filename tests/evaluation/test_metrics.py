@@ -6,12 +6,14 @@ import math
 import evaluate
 import pytest
 import torch
+from conftest import make_target
 from transformers import AutoModelForCausalLM
 
 from hf_dspark import AutoDrafter
 from hf_dspark.evaluation import metric_path
 from hf_dspark.evaluation.bootstrap import estimate, ratio, ratios, resamples
-from hf_dspark.evaluation.decoding import until_end
+from hf_dspark.evaluation.contenders import Contender
+from hf_dspark.evaluation.decoding import decode, plain_scores, until_end
 from hf_dspark.evaluation.equality import compare_outputs, first_mismatch, within_two_units
 from hf_dspark.generation.statistics import accepted_histogram, count_rounds, row_record
 
@@ -172,17 +174,29 @@ def test_units_of_bfloat16():
     assert not within_two_units(1.0, 1 + 3 / 128)
 
 
-def test_ties_are_for_16_bits_only(tiny_target):
-    ids = torch.randint(1, 64, (1, 8), generator=torch.Generator().manual_seed(0))
-    plain = tiny_target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)[0, 8:]
-    prompt, plain = ids[0].tolist(), plain.tolist()
-    assert compare_outputs(tiny_target, prompt, plain, plain) == "equal"
-    tiny_target.lm_head.weight.data[:] = tiny_target.lm_head.weight[0]  # now all tokens are equally likely
-    other = [*plain[:2], (plain[2] + 1) % 64, 0]
-    assert compare_outputs(tiny_target, prompt, plain, other) == "different"
-    assert compare_outputs(tiny_target.bfloat16(), prompt, plain, other) == "tie"
-    # A text that is shorter is another text.
-    assert compare_outputs(tiny_target, prompt, plain, plain[:3]) == "different"
+def test_outputs_are_compared_where_they_part():
+    scores = {1: torch.tensor([0.0, 17.0, 17.25, 17.375])}
+    assert compare_outputs([0, 1, 2], [0, 1, 2], scores) == "equal"
+    assert compare_outputs([0, 2, 2], [0, 1, 3], scores) == "tie"
+    assert compare_outputs([0, 3, 2], [0, 1, 2], scores) == "different"
+    # Without scores nothing but equal is equal; and a text that is shorter is another text.
+    assert compare_outputs([0, 2, 2], [0, 1, 3]) == "different"
+    assert compare_outputs([0, 1, 2], [0], scores) == "different"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_those_that_plain_decoding_chose_from(dtype):
+    target = make_target().to(dtype)
+    prompts = [[5, 6, 7, 8, 9], [10, 11]]
+    settings = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.3}
+    plain = decode(target, Contender("plain", {}), prompts, 0, **settings)
+    kept = plain_scores(target, prompts, 0, [(0, 2), (1, 5)], **settings)
+    assert set(kept) == {(0, 2), (1, 5)}
+    assert all(int(scores.argmax()) == plain.new_ids[row][position] for (row, position), scores in kept.items())
+    inputs = {"input_ids": torch.tensor([prompts[0], [0, 0, 0, *prompts[1]]])}
+    inputs["attention_mask"] = (inputs["input_ids"] > 0).long()
+    whole = target.generate(**inputs, **settings, pad_token_id=0, output_scores=True, return_dict_in_generate=True)
+    assert torch.equal(kept[1, 5], whole.scores[5][1].float())
 
 
 def test_interval_covers_the_mean_in_95_of_100_cases():

@@ -95,7 +95,7 @@ def visit(browser, url):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
         page.goto(address)
-        expect(message_box(page)).to_be_visible()
+        expect(page.locator("#status")).to_have_text("Ready.")
         return page
 
     yield open_page

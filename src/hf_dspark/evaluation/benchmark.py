@@ -16,8 +16,8 @@ from ..models.drafter import Drafter
 from .contenders import PLAIN, Contender, make_contenders
 from .cost_model import build_cost_model, whole_block_contenders
 from .costs import Costs, measure_prefill
-from .decoding import decode, encode
-from .equality import compare_outputs
+from .decoding import decode, encode, plain_scores
+from .equality import compare_outputs, first_mismatch
 from .facts import describe_target, describe_task, hardware, versions
 from .figures import write_plots
 from .log import PromptLog
@@ -334,12 +334,23 @@ class _Run:
         return decoded
 
     def _compare(self, records: dict[str, Any], decoded: dict[str, Any], ids: list[list[int]]) -> None:
-        for name, record in records.items():
-            if name == PLAIN:
-                continue
-            for i, row in enumerate(record["rows"]):
-                plain, other = decoded[PLAIN].new_ids[i], decoded[name].new_ids[i]
-                row["equality"] = compare_outputs(self.target, ids[i], plain, other)
+        plain = decoded[PLAIN].new_ids
+        others = {name: result.new_ids for name, result in decoded.items() if name != PLAIN}
+        scores = self._scores_at_mismatches(plain, others, ids)
+        for name, rows in others.items():
+            for i, row in enumerate(records[name]["rows"]):
+                of_row = {position: kept for (place, position), kept in scores.items() if place == i}
+                row["equality"] = compare_outputs(plain[i], rows[i], of_row)
+
+    def _scores_at_mismatches(
+        self, plain: list[list[int]], others: dict[str, list[list[int]]], ids: list[list[int]]
+    ) -> dict[tuple[int, int], torch.Tensor]:
+        """What plain decoding chose from where others chose otherwise; in float32 nobody may."""
+        if self.target.dtype == torch.float32:
+            return {}
+        firsts = ((i, first_mismatch(plain[i], rows[i])) for rows in others.values() for i in range(len(plain)))
+        wanted = {(i, k) for i, k in firsts if k is not None and k < len(plain[i])}
+        return plain_scores(self.target, ids, self.pad_token_id, wanted, **self.config.generation_settings())
 
 
 def _units(tasks: list[Task], rows: Sequence[int]) -> Iterator[_Unit]:

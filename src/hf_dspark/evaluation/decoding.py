@@ -1,12 +1,12 @@
 """One way to decode one batch of conversations, timed and counted."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation.cpu_linear import fast_linear_layers
 from ..generation.statistics import Speculation, row_record
@@ -72,14 +72,11 @@ def decode(
         pad_token_id (`int`): What with.
         **settings: Further arguments of `generate`.
     """
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad_token_id] * (width - len(row)) + row for row in prompts], device=target.device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=target.device)
+    inputs = _padded(prompts, pad_token_id, target.device)
     with counted_forwards(target) as forwards, fast_linear_layers(target if contender.fast_layers else None):
         start = _now(target.device)
         output = target.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            **inputs,
             pad_token_id=pad_token_id,
             return_dict_in_generate=True,
             **settings,
@@ -87,8 +84,60 @@ def decode(
         )
         seconds = _now(target.device) - start
     ends = end_tokens(target)
-    new = [until_end(row, ends) for row in output.sequences[:, width:].tolist()]
+    new = [until_end(row, ends) for row in output.sequences[:, inputs["input_ids"].shape[1] :].tolist()]
     return Decoded(new, seconds, forwards[0], getattr(output, "speculation", None))
+
+
+def plain_scores(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    pad_token_id: int,
+    wanted: Iterable[tuple[int, int]],
+    **settings: Any,
+) -> dict[tuple[int, int], torch.Tensor]:
+    """
+    Scores that plain greedy decoding chose from. It is run again: another way to compute them, such as one forward
+    over all tokens, rounds otherwise.
+
+    Args:
+        target, prompts, pad_token_id, **settings: As for [`decode`], of which it must be a repetition.
+        wanted (`Iterable[tuple[int, int]]`): Rows and positions among their new tokens.
+
+    Returns:
+        `dict`: by row and position, the scores of shape `(vocab_size,)` in float32.
+    """
+    recorder = _Recorder(set(wanted))
+    if recorder.wanted:
+        settings["max_new_tokens"] = max(position for _, position in recorder.wanted) + 1
+        inputs = _padded(prompts, pad_token_id, target.device)
+        target.generate(**inputs, pad_token_id=pad_token_id, logits_processor=[recorder], **settings)
+    return recorder.kept
+
+
+class _Recorder(LogitsProcessor):
+    """Keeps the scores of the wanted rows and steps."""
+
+    def __init__(self, wanted: set[tuple[int, int]]) -> None:
+        self.wanted, self.step = wanted, 0
+        self.kept: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row, step in self.wanted:
+            if step == self.step:
+                self.kept[row, step] = scores[row].float().cpu()
+        self.step += 1
+        return scores
+
+
+def _padded(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Prompts as the rows of one batch, padded on the left."""
+    width = max(map(len, prompts))
+    ids = [[pad_token_id] * (width - len(row)) + row for row in prompts]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
 
 
 def end_tokens(target: PreTrainedModel) -> set[int]:

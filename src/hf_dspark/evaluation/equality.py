@@ -1,26 +1,24 @@
 """Whether an output is that of plain decoding: exactly, or up to what bfloat16 can't tell apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from transformers import PreTrainedModel
 
 
 EQUAL, TIE, DIFFERENT = "equal", "tie", "different"
 
 
 def compare_outputs(
-    target: PreTrainedModel, prompt_ids: Sequence[int], plain: Sequence[int], other: Sequence[int]
+    plain: Sequence[int], other: Sequence[int], scores: Mapping[int, torch.Tensor] | None = None
 ) -> str:
     """
-    Compares new tokens with those of plain greedy decoding. With a target in a type of 16 bits, a first mismatch is a
-    tie if the target's logits of the two tokens, behind the tokens that plain decoding gave so far, differ by at most
-    2 units in the last place of bfloat16.
+    Compares new tokens with those of plain greedy decoding. A first mismatch is a tie if plain decoding's own scores of
+    the two tokens there differ by at most 2 units in the last place of bfloat16.
 
     Args:
-        target (`PreTrainedModel`): The target.
-        prompt_ids (`Sequence[int]`): The prompt, without padding.
         plain, other (`Sequence[int]`): New tokens of plain decoding and of the other way.
+        scores (`Mapping[int, torch.Tensor]`, *optional*): Plain decoding's scores `(vocab_size,)` by position, where a
+            tie is possible, see [`~hf_dspark.evaluation.decoding.plain_scores`]. Elsewhere only equal counts as equal.
 
     Returns:
         `str`: `"equal"`, `"tie"` or `"different"`.
@@ -28,10 +26,10 @@ def compare_outputs(
     position = first_mismatch(plain, other)
     if position is None:
         return EQUAL
-    is_exact = target.dtype == torch.float32 or position >= min(len(plain), len(other))
-    if is_exact or not is_tie(target, [*prompt_ids, *plain[:position]], plain[position], other[position]):
+    if scores is None or position not in scores or position >= min(len(plain), len(other)):
         return DIFFERENT
-    return TIE
+    two = scores[position][[plain[position], other[position]]].tolist()
+    return TIE if within_two_units(*two) else DIFFERENT
 
 
 def first_mismatch(plain: Sequence[int], other: Sequence[int]) -> int | None:
@@ -40,14 +38,6 @@ def first_mismatch(plain: Sequence[int], other: Sequence[int]) -> int | None:
         if a != b:
             return i
     return None if len(plain) == len(other) else min(len(plain), len(other))
-
-
-@torch.no_grad()
-def is_tie(target: PreTrainedModel, prefix: Sequence[int], first: int, second: int) -> bool:
-    """Whether the logits of two tokens behind a prefix are within 2 units in the last place of bfloat16."""
-    ids = torch.tensor([list(prefix)], device=target.device)
-    logits = target(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
-    return within_two_units(float(logits[first]), float(logits[second]))
 
 
 def within_two_units(first: float, second: float) -> bool:

@@ -79,14 +79,17 @@ class _PackedForward:
     def __init__(self, layer: nn.Linear) -> None:
         self.weight, self.bias, self.packed = layer.weight, layer.bias, _pack(layer)
         self.is_half = layer.weight.dtype in _HALF
+        # The overload itself: choosing among overloads takes as long as a small product.
+        operators = torch.ops.quantized.linear_dynamic_fp16, torch.ops.mkldnn._linear_pointwise
+        self.multiply = operators[0].default if self.is_half else operators[1].default
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         # The packed kernels know neither gradients nor autocast.
         if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             if self.is_half:
-                return torch.ops.quantized.linear_dynamic_fp16(input.float(), self.packed).to(self.weight.dtype)
+                return self.multiply(input.float(), self.packed).to(self.weight.dtype)
             if 1 < input.numel() // input.shape[-1] <= _MOST_FLOAT_ROWS:
-                return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
+                return self.multiply(input, self.packed, self.bias, "none", [], "")
         return F.linear(input, self.weight, self.bias)
 
 
