@@ -9,10 +9,11 @@ Schedules on one machine: throughput by load, thresholds, transformers' own DFla
 FOLDER holds `NAME.jsonl` files whose lines have `turns`, a list of user messages; the first is decoded. Every part
 writes into OUTPUT/results.json as it goes, and goes on where it was stopped when called again with the same options.
 
-- load: plain decoding, the whole block, the confidence and the throughput schedule, for several numbers of rows. A
-  block is one batch of prompts decoded by all four in turn, in an order that rotates; rates are of decoding alone, the
-  prompts' own forward apart. Ratios are medians over blocks, with bootstrap intervals over blocks. The machine is
-  measured first (`hf-dspark profile`), unless it has been.
+- load: plain decoding, plain decoding with the packed linear layers that a drafter brings on some CPUs, the whole
+  block, the confidence and the throughput schedule, for several numbers of rows. A block is one batch of prompts
+  decoded by all in turn, in an order that rotates; rates are of decoding alone, the prompts' own forward apart. Ratios
+  are medians over blocks, with bootstrap intervals over blocks. The machine is measured first (`hf-dspark profile`),
+  unless it has been.
 - thresholds: accepted and rejected drafts a round and the acceptance rate for thresholds 0 to 0.9, by domain.
 - overhead: what is neither target nor draft forward at 1 and 16 rows, and drafting's share of a round by context.
 - dflash: a masks-only DFlash drafter in our loop against transformers' own loop around the same weights, batch 1.
@@ -37,12 +38,14 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 import hf_dspark
+from hf_dspark import fast_linear_layers
 from hf_dspark.evaluation.plots import save, style
 from hf_dspark.generation.profile import pair_conditions, stored_profile
 from hf_dspark.generation.profiling import profile_throughput
 from hf_dspark.hub import embedded_drafter, embedded_source, embedded_target, load_embedded_target
 
 
+PLAIN, PACKED = "plain", "plain, packed layers"
 DOMAINS = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench",)}
 PARTS = ("load", "thresholds", "overhead", "dflash")
 CONSOLE = Console(highlight=False)
@@ -208,7 +211,8 @@ def run_load(args: argparse.Namespace, target: Any, tokenizer: Any, results: Res
     profile = stored_profile(target, drafter)
     results.part["profile"] = {"step_seconds": profile.step_seconds, "draft_seconds": profile.draft_seconds}
     contenders = {
-        "plain": {},
+        PLAIN: {},
+        PACKED: {},
         "whole block": {"verification_schedule": "fixed", "num_assistant_tokens": drafter.num_drafts},
         "confidence": {"verification_schedule": "confidence", "assistant_confidence_threshold": args.threshold},
         "throughput": {"verification_schedule": "throughput"},
@@ -224,8 +228,9 @@ def run_load(args: argparse.Namespace, target: Any, tokenizer: Any, results: Res
         names = names[block % len(names) :] + names[: block % len(names)]
         runs = {}
         for name in names:
-            extra = {} if name == "plain" else {"assistant_model": drafter, **contenders[name]}
-            runs[name] = decode(target, tokenizer, chats, args, **extra)
+            extra = {"assistant_model": drafter, **contenders[name]} if contenders[name] else {}
+            with fast_linear_layers(target if name == PACKED else None):
+                runs[name] = decode(target, tokenizer, chats, args, **extra)
         results.add({"rows": rows, "block": block, "order": names, "runs": runs})
     results.part["summary"] = summary = [summarise_load(args, results.find(rows=rows), rows) for rows in args.rows]
     results.write()
@@ -247,7 +252,7 @@ def summarise_load(args: argparse.Namespace, blocks: list[dict[str, Any]], rows:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     best = max((name for name in rates if name != "throughput"), key=medians.get)
     for name, values in rates.items():
-        to_plain = [rate / plain for rate, plain in zip(values, rates["plain"])]
+        to_plain = [rate / plain for rate, plain in zip(values, rates[PLAIN])]
         to_best = [rate / other for rate, other in zip(values, rates[best])]
         summary["contenders"][name] = {
             "tokens_per_second": medians[name],
@@ -286,7 +291,7 @@ def load_plot(summary: list[dict[str, Any]], names: list[str]) -> Any:
         for name in names:
             of = [each["contenders"][name] for each in summary]
             above.plot(rows, [each["tokens_per_second"] for each in of], marker="o", markersize=4, label=name)
-            if name != "plain":
+            if name not in (PLAIN, PACKED):
                 color = above.lines[-1].get_color()
                 below.plot(rows, [each["verified"] for each in of], marker="o", markersize=4, color=color)
         above.set(ylabel="tokens a second, all rows", ylim=(0, None))
