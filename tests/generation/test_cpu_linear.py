@@ -77,6 +77,25 @@ def test_changed_weights_are_packed_anew(dtype):
             assert torch.equal(layer(x), torch.zeros(2, 8).to(dtype))
 
 
+@pytest.mark.parametrize("change", ["fused", "data"])
+def test_changes_that_tensors_do_not_count_are_seen(change):
+    """Fused optimizers, the Trainer's default, and writes to `.data`, as merging adapters makes them."""
+    layer, x = nn.Linear(96, 40), torch.randn(4, 96)
+    with torch.no_grad(), fast_linear_layers(layer):
+        layer(x)
+    version = layer.weight._version
+    if change == "fused":
+        layer(x).sum().backward()
+        torch.optim.AdamW(layer.parameters(), lr=1e-3, fused=True).step()
+    else:
+        layer.weight.data += 1e-3
+    assert layer.weight._version == version
+    with torch.no_grad():
+        plain = layer(x)
+        with fast_linear_layers(layer):
+            assert torch.allclose(layer(x), plain, atol=1e-5)
+
+
 def test_only_plain_layers_within_range_are_packed():
     class Own(nn.Linear):
         pass

@@ -26,6 +26,8 @@ _HALF = (torch.bfloat16, torch.float16)
 # Rows that oneDNN's packing is laid out for, and most rows that it then serves better than torch's own product.
 _FLOAT_LAYOUT, _MOST_FLOAT_ROWS = 4, 16
 _LARGEST_HALF = torch.finfo(torch.float16).max
+# Of so many weights of a layer the values are remembered, to see whether they have changed.
+_SAMPLED = 64
 # The packed weights of a layer, and the weights that they were made from.
 _packed: weakref.WeakKeyDictionary[nn.Linear, tuple[tuple, Any]] = weakref.WeakKeyDictionary()
 # How many callers have a layer switched at the moment.
@@ -130,7 +132,10 @@ def _is_packed(layer: nn.Linear) -> bool:
 
 
 def _state(weight: torch.Tensor) -> tuple:
-    return weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version
+    # Fused optimizers and writes to `.data` change weights and leave the version as it is: some values must be seen.
+    # An odd step meets all columns.
+    values = weight.detach().flatten()[:: max(weight.numel() // _SAMPLED, 1) | 1].tolist()
+    return weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version, values
 
 
 def _pack(layer: nn.Linear) -> Any:
