@@ -20,8 +20,6 @@ writes into OUTPUT/results.json as it goes, and goes on where it was stopped whe
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -38,9 +35,11 @@ from transformers.utils import ModelOutput
 
 import hf_dspark
 from hf_dspark.evaluation.plots import save, style
+from hf_dspark.files import write_whole
 from hf_dspark.generation.profile import pair_conditions, stored_profile
 from hf_dspark.generation.profiling import profile_throughput
 from hf_dspark.hub import embedded_drafter, embedded_source, embedded_target, load_embedded_target
+from hf_dspark.machine import versions
 
 
 DOMAINS = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench",)}
@@ -109,12 +108,7 @@ class Results:
         self.content = json.loads(self.file.read_text()) if self.file.exists() else {}
         about = {
             "settings": {k: str(v) for k, v in vars(args).items() if k not in ("part", "output", "blocks", "rows")},
-            "versions": {
-                "hf_dspark": hf_dspark.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "machine": pair_conditions(target, None),
             "target": embedded_source(embedded_target()),
         }
@@ -133,9 +127,7 @@ class Results:
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.file.with_suffix(".part")
-        aside.write_text(json.dumps(self.content, indent=1))
-        os.replace(aside, self.file)
+        write_whole(self.file, json.dumps(self.content, indent=1))
 
 
 # ---------------------------------------------------------------------- decoding
