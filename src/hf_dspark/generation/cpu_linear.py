@@ -133,7 +133,7 @@ def _is_packed(layer: nn.Linear) -> bool:
 
 def _state(weight: torch.Tensor) -> tuple:
     # Fused optimizers and writes to `.data` change weights and leave the version as it is: some values must be seen.
-    # An odd step meets all columns.
+    # An odd step spreads them over the columns.
     values = weight.detach().flatten()[:: max(weight.numel() // _SAMPLED, 1) | 1].tolist()
     return weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version, values
 
