@@ -20,21 +20,23 @@ with more cross-entropy: 0.5 / 0.9 / 0.5). All begin as the target's own last la
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import transformers
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-import hf_dspark
 from hf_dspark import AutoDrafter, DFlashDrafter, DraftConfig, DraftTrainer, DSparkDrafter, Eagle3Drafter
+from hf_dspark.evaluation.bootstrap import estimate, ratio, ratios, resamples
+from hf_dspark.evaluation.tasks import load_tasks
+from hf_dspark.files import write_whole
 from hf_dspark.hub import embedded_source, embedded_target, load_embedded_target
+from hf_dspark.machine import versions
 
 
 BLOCK = 7
@@ -176,7 +178,7 @@ def train(name: str, args: argparse.Namespace) -> None:
         "answer_tokens_seen": round(tokens * args.updates * args.batch / len(rows)),
         "log": trainer.state.log_history,
     }
-    write_json(folder / "final" / "training.json", record)
+    write_whole(folder / "final" / "training.json", json.dumps(record, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------------- evaluate
@@ -185,10 +187,10 @@ def train(name: str, args: argparse.Namespace) -> None:
 def load_prompts(args: argparse.Namespace) -> list[tuple[str, int, str]]:
     """Task, number and text of a fixed sample of first turns."""
     prompts = []
-    for file in sorted(args.tasks.glob("*.jsonl")):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        random.Random(args.seed).shuffle(lines)
-        prompts += [(file.stem, i, line["turns"][0]) for i, line in enumerate(lines[: args.samples])]
+    for task in load_tasks([args.tasks]):
+        # Drawn here, so that numbers in results of earlier runs name the same prompts.
+        random.Random(args.seed).shuffle(task.prompts)
+        prompts += [(task.name, i, prompt.turns[0]) for i, prompt in enumerate(task.prompts[: args.samples])]
     return prompts
 
 
@@ -269,35 +271,31 @@ def pooled(results: list[dict]) -> dict[str, Any]:
     }
 
 
-def difference(results: list[dict], ours: str, theirs: str, seed: int, draws: int = 1000) -> tuple[float, ...]:
+def difference(results: list[dict], ours: str, theirs: str, seed: int) -> tuple[float, ...]:
     """
     By how much the accepted length of one drafter, as the mean over tasks, exceeds another's, with a 95 % interval
     over prompts: both drafters are resampled on the same prompts.
     """
-    by_prompt: dict[str, dict[str, dict[int, tuple[int, int]]]] = {}
+    totals = {}  # tokens and rounds of each drafter, task and prompt
     for result in results:
         lengths = [n for row in result["accepted_lengths"] for n in row]
-        task = by_prompt.setdefault(result["task"], {ours: {}, theirs: {}})
-        if result["drafter"] in task:
-            task[result["drafter"]][result["number"]] = (sum(lengths), len(lengths))
-
-    def excess(numbers: dict[str, list[int]]) -> float:
-        means = {}
-        for name in (ours, theirs):
-            per_task = []
-            for task, chosen in numbers.items():
-                pairs = [by_prompt[task][name][n] for n in chosen]
-                per_task.append(sum(p[0] for p in pairs) / max(sum(p[1] for p in pairs), 1))
-            means[name] = statistics.mean(per_task)
-        return means[ours] / means[theirs] - 1
-
-    shared = {task: sorted(set(rows[ours]) & set(rows[theirs])) for task, rows in by_prompt.items()}
-    shared = {task: numbers for task, numbers in shared.items() if numbers}
+        totals[result["drafter"], result["task"], result["number"]] = sum(lengths), len(lengths)
+    shared: dict[str, list[int]] = {}
+    for name, task, number in totals:
+        if name == ours and (theirs, task, number) in totals:
+            shared.setdefault(task, []).append(number)
     if not shared:
         return (float("nan"),) * 3
-    rng = random.Random(seed)
-    drawn = sorted(excess({t: rng.choices(n, k=len(n)) for t, n in shared.items()}) for _ in range(draws))
-    return excess(shared), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
+    means = {}
+    for name in (ours, theirs):
+        values, drawn = [], []
+        for i, (task, numbers) in enumerate(sorted(shared.items())):
+            tokens, rounds = np.array([totals[name, task, number] for number in sorted(numbers)]).T
+            values.append(ratio(tokens, rounds))
+            drawn.append(ratios(tokens, rounds, resamples(len(numbers), seed + i)))
+        means[name] = np.mean(values), np.mean(drawn, axis=0)
+    excess, drawn = (first / second - 1 for first, second in zip(means[ours], means[theirs]))
+    return tuple(estimate(float(excess), drawn).values())
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
@@ -326,16 +324,14 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.drafters:
         file = args.output / name / "final" / "training.json"
         training[name] = json.loads(file.read_text()) if file.exists() else None
-    versions = {"hf_dspark": hf_dspark.__version__, "torch": torch.__version__}
-    versions |= {"transformers": transformers.__version__, "python": platform.python_version()}
     summary = {
         "settings": {name: str(value) for name, value in vars(args).items()},
-        "versions": versions,
+        "versions": versions(),
         "target": embedded_source(embedded_target()),
         "results": table,
         "training": training,
     }
-    write_json(args.output / "comparison.json", summary)
+    write_whole(args.output / "comparison.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
 
@@ -384,12 +380,6 @@ def plot(args: argparse.Namespace) -> None:
     file = args.output / "conditional_acceptance.png"
     figure.savefig(file, dpi=150)
     print(f"\n{file}")
-
-
-def write_json(file: Path, value: Any) -> None:
-    aside = file.with_suffix(".partial")
-    aside.write_text(json.dumps(value, indent=1) + "\n")
-    aside.replace(file)
 
 
 def main() -> None:

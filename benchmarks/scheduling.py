@@ -21,8 +21,6 @@ writes into OUTPUT/results.json as it goes, and goes on where it was stopped whe
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -30,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -40,9 +37,11 @@ from transformers.utils import ModelOutput
 import hf_dspark
 from hf_dspark import fast_linear_layers
 from hf_dspark.evaluation.plots import save, style
+from hf_dspark.files import write_whole
 from hf_dspark.generation.profile import pair_conditions, stored_profile
 from hf_dspark.generation.profiling import profile_throughput
 from hf_dspark.hub import embedded_drafter, embedded_source, embedded_target, load_embedded_target
+from hf_dspark.machine import versions
 
 
 PLAIN, PACKED = "plain", "plain, packed layers"
@@ -112,12 +111,7 @@ class Results:
         self.content = json.loads(self.file.read_text()) if self.file.exists() else {}
         about = {
             "settings": {k: str(v) for k, v in vars(args).items() if k not in ("part", "output", "blocks", "rows")},
-            "versions": {
-                "hf_dspark": hf_dspark.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "machine": pair_conditions(target, None),
             "target": embedded_source(embedded_target()),
         }
@@ -136,9 +130,7 @@ class Results:
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.file.with_suffix(".part")
-        aside.write_text(json.dumps(self.content, indent=1))
-        os.replace(aside, self.file)
+        write_whole(self.file, json.dumps(self.content, indent=1))
 
 
 # ---------------------------------------------------------------------- decoding

@@ -20,6 +20,21 @@ _PROFILES = tempfile.TemporaryDirectory()
 os.environ["HF_DSPARK_PROFILES"] = _PROFILES.name
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+# Of the tiny models, which have no EOS.
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -32,22 +47,8 @@ torch.set_num_threads(1)
 def make_target(family: str = "llama", seed: int = 0, **overrides):
     """A random target of 4 layers, without EOS; each matrix is redrawn with std 0.3, so that its output is varied."""
     config_class, model_class = FAMILIES[family]
-    settings = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-    }
     torch.manual_seed(seed)
-    model = model_class(config_class(**(settings | overrides))).eval()
+    model = model_class(config_class(**(SIZES | overrides))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -77,32 +77,29 @@ class Chat(Work):
                 "status": f"{lane.ended or 'Finished'}. The model wrote: {lane.text}",
             }
         except Exception as error:
-            problem = explained(error)
-            yield {
-                "box": messages[-1].text,
-                "messages": messages[:-1],
-                "conversation": views.conversation(messages[:-1]),
-                "notice": views.notice(problem, "error"),
-                "status": problem,
-            }
+            yield _given_back(messages, explained(error))
         finally:
             self.release(request)
 
     def refused(self, messages: list[Message], request: gr.Request) -> dict[str, Any]:
         """The queue did not take the message: give it back."""
         self.release(request)
-        problem = f"{CROWDED} Your message is in the box again."
-        return {
-            "box": messages[-1].text if messages else "",
-            "messages": messages[:-1],
-            "conversation": views.conversation(messages[:-1]),
-            "notice": views.notice(problem, "error"),
-            "status": problem,
-        }
+        return _given_back(messages, f"{CROWDED} Your message is in the box again.")
 
     def clear(self, request: gr.Request) -> dict[str, Any]:
         self.stop(request, unwanted=True)
         return {"messages": [], "conversation": views.conversation([]), "notice": "", "status": "New conversation."}
+
+
+def _given_back(messages: list[Message], problem: str) -> dict[str, Any]:
+    """The last message is in the box again, and out of the conversation."""
+    return {
+        "box": messages[-1].text if messages else "",
+        "messages": messages[:-1],
+        "conversation": views.conversation(messages[:-1]),
+        "notice": views.notice(problem, "error"),
+        "status": problem,
+    }
 
 
 def _note(lane: Lane, left_out: int) -> str:

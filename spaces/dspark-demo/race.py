@@ -19,7 +19,7 @@ class Race(Work):
     def take(self, text: str, request: gr.Request) -> dict[str, Any]:
         """Answer at once; the race waits in the queue."""
         if problem := self.begin(text, request.session_hash):
-            return {"race": views.race(None, None, views.notice(problem, "error")), "status": problem}
+            return _failed(problem)
         return {"race": views.race(None, None, views.notice("Waiting for the model.")), "status": "Waiting."}
 
     def run(
@@ -55,15 +55,18 @@ class Race(Work):
                 "status": verdict,
             }
         except Exception as error:
-            problem = explained(error)
-            yield {"race": views.race(None, None, views.notice(problem, "error")), "status": problem}
+            yield _failed(explained(error))
         finally:
             self.release(request)
 
     def refused(self, request: gr.Request) -> dict[str, Any]:
         """The queue did not take the race."""
         self.release(request)
-        return {"race": views.race(None, None, views.notice(CROWDED, "error")), "status": CROWDED}
+        return _failed(CROWDED)
+
+
+def _failed(problem: str) -> dict[str, Any]:
+    return {"race": views.race(None, None, views.notice(problem, "error")), "status": problem}
 
 
 def _verdict(plain: Lane, drafted: Lane, pair: Pair) -> tuple[str, str]:

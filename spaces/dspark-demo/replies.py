@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pairs import Pair
@@ -13,10 +13,6 @@ from transformers import StoppingCriteria
 
 from hf_dspark.generation.statistics import Speculation
 from hf_dspark.generation.streaming import DraftStreamer, Origin
-
-
-if TYPE_CHECKING:
-    pass
 
 
 FRAME = 0.15  # seconds between two pictures of a growing reply

@@ -27,11 +27,6 @@ IDS = torch.tensor([[0] * (6 - len(prompt)) + prompt for prompt in PROMPTS])
 MASK = (IDS != 0).long()
 
 
-@pytest.fixture(scope="module")
-def target():
-    return make_target("llama", 3)
-
-
 @pytest.fixture
 def drafter(target):
     torch.manual_seed(0)

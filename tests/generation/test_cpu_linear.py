@@ -77,6 +77,39 @@ def test_changed_weights_are_packed_anew(dtype):
             assert torch.equal(layer(x), torch.zeros(2, 8).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("change", ["fused", "data", "one weight", "bias"])
+def test_changes_that_tensors_do_not_count_are_seen(change, dtype):
+    """Fused optimizers, the Trainer's default, and writes to `.data`, as merging adapters makes them."""
+    layer, x = nn.Linear(96, 40).to(dtype), torch.randn(4, 96, dtype=dtype)
+    with torch.no_grad(), fast_linear_layers(layer):
+        layer(x)
+    version = layer.weight._version
+    if change == "fused":
+        layer(x).sum().backward()
+        torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True).step()
+    elif change == "data":
+        layer.weight.data += 0.1
+    elif change == "one weight":
+        layer.weight.data[7, 31] += 9
+    else:
+        layer.bias.data[7] += 9
+    assert layer.weight._version == version
+    with torch.no_grad():
+        plain = layer(x)
+        with fast_linear_layers(layer):
+            assert torch.allclose(layer(x), plain, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_weight_that_begins_anywhere_in_memory_is_packed(dtype):
+    layer, x = nn.Linear(5, 3).to(dtype), torch.randn(2, 5, dtype=dtype)
+    layer.weight = nn.Parameter(torch.randn(17, dtype=dtype)[1:16].view(3, 5))
+    with torch.no_grad(), fast_linear_layers(layer):
+        assert is_packed(layer)
+        assert torch.allclose(layer(x), nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-2, atol=1e-2)
+
+
 def test_only_plain_layers_within_range_are_packed():
     class Own(nn.Linear):
         pass

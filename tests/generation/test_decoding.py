@@ -28,11 +28,6 @@ PROMPT = [11, 7, 30, 2]
 BLOCK = {"mask_token_id": 1, "block_size": 5, "num_hidden_layers": 1}
 
 
-@pytest.fixture(scope="module")
-def target():
-    return make_target("llama", 3)
-
-
 @pytest.fixture
 def drafter(target):
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import random
 
 import pytest
 import torch
-from conftest import make_target
+from conftest import SIZES, make_target
 from scripted import OracleDrafter
 from transformers import (
     Gemma4ForCausalLM,
@@ -28,19 +28,6 @@ from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
 
 VOCABULARY = 64
 NUM_CASES, NUM_SLOW_CASES = 48, 400
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 WINDOW = {"sliding_window": 8}
 FAMILIES = {

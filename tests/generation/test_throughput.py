@@ -26,11 +26,6 @@ def cache_of_profiles(tmp_path, monkeypatch):
     return tmp_path / "profiles"
 
 
-@pytest.fixture(scope="module")
-def target():
-    return make_target("llama", 3)
-
-
 @pytest.fixture
 def drafter(target):
     torch.manual_seed(0)

@@ -60,9 +60,10 @@ def test_a_drafter_that_learnt_the_answers_is_accepted_longer(tmp_path):
     data = Dataset.from_list(rows)
     settings = {"eval_max_new_tokens": 16, "max_steps": 120, "num_anchors": 32, "learning_rate": 1e-2}
     trainer = make_trainer(tmp_path, target=target, data=data, eval_data=data, logging_steps=40, **settings)
-    before = trainer.evaluate()["eval_accepted_length"]
+    assert trainer.evaluate()["eval_accepted_length"] < 1.5
     trainer.train()
-    assert trainer.evaluate()["eval_accepted_length"] > before + 0.5
+    # Three drafts a round, all of them right but for the cut at the end: 15 tokens in 4 rounds.
+    assert trainer.evaluate()["eval_accepted_length"] > 3
 
 
 def test_the_best_checkpoint_is_the_one_with_the_longest_accepted_length(tmp_path, monkeypatch):

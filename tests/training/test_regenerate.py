@@ -9,7 +9,6 @@ from conftest import make_target, make_tokenizer
 from datasets import Dataset, load_dataset
 
 from hf_dspark import Endpoint, regenerate
-from hf_dspark.training import journal
 from hf_dspark.training.data import prepare_dataset, tokenize_example
 from hf_dspark.training.journal import Journal
 from hf_dspark.training.local_target import LocalTarget
@@ -393,15 +392,6 @@ def test_a_journal_drops_what_a_kill_tore_off(tmp_path):
         assert Journal(path).entries() == [{"a": 1}]
         Journal(path).add("c")
         assert Journal(path).entries() == [{"a": 1}, "c"]
-
-
-def test_a_file_is_never_half_written(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    journal.write_whole(path, "before")
-    monkeypatch.setattr(journal.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        journal.write_whole(path, "after")
-    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
 def test_prompts_from_a_dataset(answer):

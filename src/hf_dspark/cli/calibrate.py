@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 from typer import BadParameter, Option
+
+from .options import DrafterOption, DtypeOption, TargetOption
 
 
 if TYPE_CHECKING:
@@ -21,19 +23,12 @@ def calibrate(
         Option(help="JSON lines with `prompt`, `messages` or `turns`, kept apart from what is evaluated; repeatable."),
     ],
     save: Annotated[Path, Option(help="Folder for the calibrated drafter; its own to update it.")],
-    target: Annotated[
-        str | None, Option(help="The target: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
-    drafter: Annotated[
-        str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
-    ] = None,
+    target: TargetOption = None,
+    drafter: DrafterOption = None,
     samples: Annotated[int, Option(min=2, help="Prompts taken, spread over the files.")] = 64,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens decoded for each prompt.")] = 128,
     temperature: Annotated[float, Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Option(help="Number type of the weights; auto takes the one they were saved in."),
-    ] = "auto",
+    dtype: DtypeOption = "auto",
     plot: Annotated[Path | None, Option(help="Where to draw reliability diagrams (.png, .svg, .pdf).")] = None,
     seed: Annotated[int, Option(help="For sampling.")] = 0,
 ) -> None:

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, BadParameter, Option
 
+from .options import DrafterOption, DtypeOption
+
 
 if TYPE_CHECKING:
     from ..generation.streaming import Origin
@@ -21,9 +23,7 @@ def generate(
     target: Annotated[
         str | None, Option(help="The model that answers: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
     ] = None,
-    drafter: Annotated[
-        str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
-    ] = None,
+    drafter: DrafterOption = None,
     max_new_tokens: Annotated[int, Option(min=1, help="How long the answer may be, in tokens.")] = 256,
     temperature: Annotated[
         float, Option(min=0.0, help="0 always takes the likeliest token; higher is more random.")
@@ -47,10 +47,7 @@ def generate(
             show_default="the drafter's own; throughput where this machine was profiled",
         ),
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Option(help="Number type of the weights; auto takes the one they were saved in."),
-    ] = "auto",
+    dtype: DtypeOption = "auto",
     plain: Annotated[bool, Option("--plain", help="Decode without a drafter, to compare.")] = False,
     raw: Annotated[bool, Option("--raw", help="Continue PROMPT as it stands, without the chat template.")] = False,
     seed: Annotated[int | None, Option(help="Makes sampling repeatable.", show_default="random")] = None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.table import Table
 from typer import BadParameter, Option
+
+from .options import DrafterOption, DtypeOption, TargetOption
 
 
 if TYPE_CHECKING:
@@ -15,16 +17,9 @@ if TYPE_CHECKING:
 
 
 def profile(
-    target: Annotated[
-        str | None, Option(help="The target: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
-    drafter: Annotated[
-        str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
-    ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Option(help="Number type of the weights; auto takes the one they were saved in."),
-    ] = "auto",
+    target: TargetOption = None,
+    drafter: DrafterOption = None,
+    dtype: DtypeOption = "auto",
     rows: Annotated[str, Option(help="Numbers of rows that decode together.")] = "1,2,4,8,16,32",
     context: Annotated[int, Option(min=1, help="Tokens of each prompt.")] = 32,
     seconds: Annotated[

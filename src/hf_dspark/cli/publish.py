@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from .card import (
+from .options import (
     BaseModelOption,
     DatasetOption,
     ForceOption,

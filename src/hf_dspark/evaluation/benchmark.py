@@ -12,13 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation.profiling import profile_throughput
+from ..machine import versions
 from ..models.drafter import Drafter
 from .contenders import PLAIN, Contender, make_contenders
 from .cost_model import build_cost_model, whole_block_contenders
 from .costs import Costs, measure_prefill
 from .decoding import decode, encode, plain_scores
 from .equality import compare_outputs, first_mismatch
-from .facts import describe_target, describe_task, hardware, versions
+from .facts import describe_target, describe_task, hardware
 from .figures import write_plots
 from .log import PromptLog
 from .plots import style

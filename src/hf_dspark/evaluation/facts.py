@@ -4,10 +4,9 @@ import platform
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from ..generation.profile import pair_conditions
+from ..machine import processor
 from .tasks import Task
 
 
@@ -21,23 +20,11 @@ def describe_target(target: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of everything that numbers depend on."""
-    from .. import __version__
-
-    return {
-        "hf_dspark": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def hardware(target: PreTrainedModel) -> dict[str, Any]:
     """The machine that times were taken on."""
     return {
         "device": target.device.type,
-        "device_name": pair_conditions(target, None)["processor"],
+        "device_name": processor(target.device),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }

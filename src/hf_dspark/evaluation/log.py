@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
+
 
 LOG_FILE = "prompts.jsonl"
 
@@ -51,9 +53,7 @@ class PromptLog:
         self.records.append(record)
 
     def _rewrite(self, lines: list[dict[str, Any]]) -> None:
-        aside = self.file.with_suffix(f".{os.getpid()}.tmp")
-        aside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        aside.replace(self.file)
+        write_whole(self.file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_log(folder: str | os.PathLike) -> list[dict[str, Any]]:

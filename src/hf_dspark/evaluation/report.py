@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
 from .results import entry
 from .summary import ALL, MACRO
 
@@ -37,9 +38,7 @@ def write_report(folder: str | os.PathLike, results: dict[str, Any], plots: dict
         *_plots(plots),
     ]
     file = Path(folder) / REPORT_FILE
-    aside = file.with_suffix(".tmp")
-    aside.write_text("\n".join(parts) + "\n", encoding="utf-8")
-    aside.replace(file)
+    write_whole(file, "\n".join(parts) + "\n")
     return file
 
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
+
 
 SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
@@ -55,13 +57,8 @@ def write_results(folder: str | os.PathLike, results: dict[str, Any]) -> Path:
         raise ValueError(f"Results hold exactly the fields {', '.join(FIELDS)}; missing or unknown: {sorted(wrong)}.")
     file = Path(folder) / RESULTS_FILE
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}.tmp")
     text = json.dumps(_finite({name: results[name] for name in FIELDS}), indent=1, ensure_ascii=False, allow_nan=False)
-    try:
-        aside.write_text(text + "\n", encoding="utf-8")
-        aside.replace(file)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(file, text + "\n")
     return file
 
 

@@ -26,6 +26,8 @@ _HALF = (torch.bfloat16, torch.float16)
 # Rows that oneDNN's packing is laid out for, and most rows that it then serves better than torch's own product.
 _FLOAT_LAYOUT, _MOST_FLOAT_ROWS = 4, 16
 _LARGEST_HALF = torch.finfo(torch.float16).max
+# Of so many weights of a layer the values are remembered, to see whether they have changed.
+_SAMPLED = 64
 # The packed weights of a layer, and the weights that they were made from.
 _packed: weakref.WeakKeyDictionary[nn.Linear, tuple[tuple, Any]] = weakref.WeakKeyDictionary()
 # How many callers have a layer switched at the moment.
@@ -79,9 +81,9 @@ class _PackedForward:
     def __init__(self, layer: nn.Linear) -> None:
         self.weight, self.bias, self.packed = layer.weight, layer.bias, _pack(layer)
         self.is_half = layer.weight.dtype in _HALF
-        # The overload itself: choosing among overloads takes as long as a small product.
-        operators = torch.ops.quantized.linear_dynamic_fp16, torch.ops.mkldnn._linear_pointwise
-        self.multiply = operators[0].default if self.is_half else operators[1].default
+        multiply = torch.ops.quantized.linear_dynamic_fp16 if self.is_half else torch.ops.mkldnn._linear_pointwise
+        # Choosing among overloads takes as long as a small product.
+        self.multiply = multiply.default
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         # The packed kernels know neither gradients nor autocast.
@@ -104,7 +106,7 @@ def types_to_pack() -> tuple[torch.dtype, ...]:
 def _layers_to_pack(model: nn.Module) -> list[nn.Linear]:
     types = types_to_pack()
     layers = [module for module in model.modules() if type(module) is nn.Linear and _can_be_packed(module, types)]
-    size = sum(layer.weight.nbytes for layer in layers if not _is_packed(layer))
+    size = sum(layer.weight.nbytes for layer in layers if layer not in _packed)
     if size > _available_memory() / 2:
         logger.warning_once(
             f"Packed copies of the linear layers would speed up several tokens a forward on this CPU, but take "
@@ -123,28 +125,39 @@ def _can_be_packed(layer: nn.Linear, types: tuple[torch.dtype, ...]) -> bool:
         and type(weight) in (nn.Parameter, torch.Tensor)
         and isinstance(layer.__dict__.get("forward"), _PackedForward | None)
         # What float16 can't hold stays with torch's kernels; bfloat16 weights too small for it are rounded by 2^-25.
-        and (weight.dtype not in _HALF or _is_packed(layer) or weight.detach().abs().max() <= _LARGEST_HALF)
+        and (_is_packed(layer) or weight.dtype not in _HALF or weight.detach().abs().max() <= _LARGEST_HALF)
     )
 
 
 def _is_packed(layer: nn.Linear) -> bool:
-    """Whether there is a packed copy of the weights as they are now."""
-    return layer in _packed and _packed[layer][0] == _state(layer.weight)
+    """Whether there is a packed copy of the weights as they are now; one of other weights is forgotten."""
+    if layer in _packed and _packed[layer][0] != _state(layer):
+        del _packed[layer]
+    return layer in _packed
 
 
-def _state(weight: torch.Tensor) -> tuple:
-    return weight.dtype, weight.data_ptr(), None if weight.is_inference() else weight._version
+def _state(layer: nn.Linear) -> tuple:
+    """
+    What tells weights from those that were packed. Fused optimizers and writes to `.data` leave the version as it is,
+    so the values are looked at: all of them in a sum over their bits, at the speed of memory, and some at their places.
+    """
+    values, bias = layer.weight.detach().flatten(), layer.bias
+    size = values.itemsize
+    is_aligned = values.nbytes % 8 == 0 and values.storage_offset() * size % 8 == 0
+    words = values.view(torch.int64 if is_aligned else torch.int16)
+    sample = values[:: max(len(values) // _SAMPLED, 1) | 1].tolist()
+    return values.dtype, layer.weight.shape, int(words.sum()), sample, None if bias is None else bias.tolist()
 
 
 def _pack(layer: nn.Linear) -> Any:
-    if not _is_packed(layer):
+    if layer not in _packed:
         weight = layer.weight.detach()
         if weight.dtype in _HALF:
             bias = None if layer.bias is None else layer.bias.detach().float()
             packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _FLOAT_LAYOUT)
-        _packed[layer] = _state(layer.weight), packed
+        _packed[layer] = _state(layer), packed
     return _packed[layer][1]
 
 

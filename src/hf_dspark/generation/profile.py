@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from ..files import write_whole
+from ..machine import processor
 from ..models.drafter import Drafter
 
 
@@ -61,10 +62,8 @@ class ThroughputProfile:
         """Writes the profile as JSON, aside first."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
         content = {name: getattr(self, name) for name in ("conditions", "step_seconds", "draft_seconds")}
-        aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, json.dumps(content, indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "ThroughputProfile":
@@ -117,7 +116,7 @@ def pair_conditions(target: PreTrainedModel, drafter: Drafter | None) -> dict[st
     conditions = {
         "target": _described(target),
         "drafter": None if drafter is None else _described(drafter),
-        "processor": _processor(target.device),
+        "processor": processor(target.device),
         "threads": torch.get_num_threads() if target.device.type == "cpu" else None,
     }
     return conditions | {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -194,17 +193,3 @@ def _relevant(config: Any) -> Any:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _processor(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
-
-
-@functools.lru_cache(maxsize=1)
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -513,18 +513,8 @@ class Drafter(Adapters, PreTrainedModel):
     ) -> Any:
         """
         Publishes the drafter: weights, config, decoding settings, `custom_generate/generate.py` and a model card
-        written from what is known of it. See [`~hf_dspark.publish_drafter`], which takes folders too.
-
-        Args:
-            repo_id (`str`): The repository, `"user/name"`; created if it is not there.
-            private (`bool`, *optional*): Whether a new repository is private; the account's default if not given.
-            token (`bool` or `str`, *optional*): As in `huggingface_hub`: the one that is logged in by default.
-            revision (`str`, *optional*, defaults to `"main"`): The branch, created if it is not there.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead.
-            commit_message, commit_description (`str`, *optional*): Of the commit.
-            tags (`list[str]`, *optional*): Further tags of the card.
-            max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`): Largest file of weights.
-            **facts: What the card says and no file holds, see [`~hf_dspark.publish_drafter`].
+        written from what is known of it. Arguments are those of [`~hf_dspark.publish_drafter`], which takes folders
+        too, and can show what would be sent.
 
         Returns:
             `huggingface_hub.CommitInfo`: the commit.

@@ -19,8 +19,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..files import write_whole
 from .fingerprint import target_fingerprint
-from .journal import digest, write_whole
+from .journal import digest
 
 
 logger = logging.get_logger(__name__)

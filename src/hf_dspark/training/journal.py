@@ -45,16 +45,6 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 def digest(value: Any) -> str:
     """A short name of a JSON value, the same in every process."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

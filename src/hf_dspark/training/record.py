@@ -1,15 +1,14 @@
 """What a training leaves for the model card: arguments, data, loss curve, machine and versions."""
 
-import platform
 import re
 from collections.abc import Sized
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
 from transformers import TrainerCallback, TrainingArguments
+
+from ..machine import processor, versions
 
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class RecordCallback(TrainerCallback):
             "arguments": _arguments(trainer.args, drafter),
             "data": _describe_data(trainer.train_dataset, dataset),
             "machine": _machine(trainer.args),
-            "versions": _versions(),
+            "versions": versions(),
         }
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
@@ -141,17 +140,4 @@ def _thinking(dataset: Any, columns: set[str]) -> bool | str | None:
 
 
 def _machine(args: TrainingArguments) -> dict[str, Any]:
-    is_cuda = args.device.type == "cuda"
-    name = torch.cuda.get_device_name(args.device) if is_cuda else platform.processor() or platform.machine()
-    return {"device": args.device.type, "device_name": name, "processes": args.world_size}
-
-
-def _versions() -> dict[str, str]:
-    from .. import __version__
-
-    return {
-        "hf_dspark": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
+    return {"device": args.device.type, "device_name": processor(args.device), "processes": args.world_size}

@@ -10,15 +10,16 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..files import write_whole
+from ..machine import versions
 from .data import without_none
 from .endpoint import Endpoint, RefusedError
 from .fingerprint import target_fingerprint
-from .journal import Journal, digest, seed_of, write_whole
+from .journal import Journal, digest, seed_of
 from .local_target import LocalTarget
 from .self_prompts import SAMPLING, write_prompts
 
@@ -180,8 +181,7 @@ def _load(target: Any, tokenizer: PreTrainedTokenizerBase | None) -> LocalTarget
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Writes the settings down, or compares them with those that the folder's answers were begun with."""
     if not path.exists():
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        write_whole(path, json.dumps(settings | {"versions": versions}, indent=1) + "\n")
+        write_whole(path, json.dumps(settings | {"versions": versions()}, indent=1) + "\n")
         return
     before = json.loads(path.read_text(encoding="utf-8"))
     settings = json.loads(json.dumps(settings))
