@@ -243,4 +243,3 @@ def test_log_holds_counters_and_no_text(finished):
         assert "What is" not in json.dumps(record)
         rounds = record["turns"][0]["contenders"]["drafter fixed"]["rows"][0]["rounds"]
         assert all(proposed >= verified >= accepted for proposed, verified, accepted, _ in rounds)
-

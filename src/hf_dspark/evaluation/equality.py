@@ -12,8 +12,8 @@ def compare_outputs(
     plain: Sequence[int], other: Sequence[int], scores: Mapping[int, torch.Tensor] | None = None
 ) -> str:
     """
-    Compares new tokens with those of plain greedy decoding. A first mismatch is a tie if plain decoding's own scores of
-    the two tokens there differ by at most 2 units in the last place of bfloat16.
+    Compares new tokens with those of plain greedy decoding. A first mismatch is a tie if plain decoding's own scores
+    of the two tokens there differ by at most 2 units in the last place of bfloat16.
 
     Args:
         plain, other (`Sequence[int]`): New tokens of plain decoding and of the other way.

@@ -138,8 +138,8 @@ def _is_packed(layer: nn.Linear) -> bool:
 
 def _state(layer: nn.Linear) -> tuple:
     """
-    What tells weights from those that were packed. Fused optimizers and writes to `.data` leave the version as it is,
-    so the values are looked at: all of them in a sum over their bits, at the speed of memory, and some at their places.
+    What tells weights from those that were packed. Fused optimizers and writes to `.data` leave their version as it
+    is, so the values are looked at: all of them in a sum over their bits, as fast as memory is, and some themselves.
     """
     values, bias = layer.weight.detach().flatten(), layer.bias
     size = values.itemsize
