@@ -82,7 +82,7 @@ def require_carried(drafter: "Drafter", format: str) -> None:
 def refusals_of_any_format(drafter: "Drafter") -> list[str]:
     """Why no format can carry a drafter as it is, ours included; none if all is well."""
     if drafter.has_adapters:
-        return ["files of weights hold no adapters: call `drafter.merge_adapters()` first, and save that drafter"]
+        return ["it has adapters, which no format holds: call `drafter.merge_adapters()`, and save the result"]
     floats = {key: tensor for key, tensor in drafter.state_dict().items() if tensor.is_floating_point()}
     reasons, types = [], sorted({str(tensor.dtype) for tensor in floats.values()})
     if len(types) > 1:
