@@ -1,6 +1,7 @@
 """The package as others get it: light to import, lazily filled, and whole in a wheel."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +27,10 @@ PUBLIC = (
 EXTRAS = ("accelerate", "datasets", "evaluate", "gguf", "gradio", "matplotlib", "peft", "rich", "trl", "typer")
 
 
+# What a folder may import, besides itself and those below it.
+LAYERS = {"checkpoints": 0, "models": 1, "generation": 2, "evaluation": 3, "training": 3, "hub": 4, "cli": 5}
+
+
 def python(code: str, executable: str | Path = sys.executable, **kwargs) -> str:
     result = subprocess.run([executable, "-c", code], capture_output=True, text=True, **kwargs)
     assert result.returncode == 0, result.stderr
@@ -36,6 +41,20 @@ def test_import_brings_in_torch_and_transformers_only():
     """Compared with torch and transformers' models alone, which bring in accelerate where it is installed."""
     code = f"import sys, torch\n{{}}\nprint([name for name in {EXTRAS} if name in sys.modules])"
     assert python(code.format("import hf_dspark")) == python(code.format("from transformers import PreTrainedModel"))
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_imports_point_downwards(folder):
+    source = ROOT / "src" / "hf_dspark"
+    for file in (source / folder).rglob("*.py"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            found = re.match(r"from \.{2,3}(\w+)", line)
+            other = found and found.group(1)
+            if folder == "checkpoints" and other == "models":
+                # Of what a drafter is, formats know its config.
+                assert re.search(r"configuration_|\.loading ", line), f"{file}: {line}"
+            elif other in LAYERS:
+                assert LAYERS[other] <= LAYERS[folder], f"{file}: {line}"
 
 
 def test_import_registers_the_model_types():

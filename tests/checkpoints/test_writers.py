@@ -7,81 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_target
+from drafter_cases import CASES, formats_of, make_drafter
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
-from hf_dspark import (
-    AutoDrafter,
-    DFlashConfig,
-    DFlashDrafter,
-    DSparkConfig,
-    DSparkDrafter,
-    Eagle3Config,
-    Eagle3Drafter,
-)
+from hf_dspark import AutoDrafter
 from hf_dspark.checkpoints import WRITERS
 from hf_dspark.checkpoints.capabilities import CAPABILITIES, NORMS, copied_parts, refusals, table
 from hf_dspark.checkpoints.engines import servings
-from hf_dspark.hub import export as export_module
-from hf_dspark.models.vocabulary import draft_vocabulary
 
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "use_sliding_window": True}
-KINDS = {"dspark": (DSparkConfig, DSparkDrafter), "dflash": (DFlashConfig, DFlashDrafter)}
-KINDS |= {"eagle3": (Eagle3Config, Eagle3Drafter)}
-LETTERS = {"h": "hf-dspark", "d": "deepspec", "v": "speculators", "s": "sglang", "z": "zlab"}
-# Kind, family, fields of the config, fields of the transformer, and the formats that can carry it, by their letters.
-CASES = {
-    "dspark": ("dspark", "qwen3", {}, {}, "hdvs"),
-    "dspark_llama": ("dspark", "llama", {}, {}, "h"),
-    "dspark_gated": ("dspark", "qwen3", {"markov_head_type": "gated"}, {}, "hdvs"),
-    "dspark_rnn": ("dspark", "qwen3", {"markov_head_type": "rnn"}, {}, "hdvs"),
-    "dspark_no_serial_head": ("dspark", "qwen3", {"markov_rank": 0}, {}, "hdv"),
-    "dspark_no_confidence": ("dspark", "qwen3", {"enable_confidence_head": False}, {}, "hdvs"),
-    "dspark_confidence_alone": ("dspark", "qwen3", {"confidence_head_with_markov": False}, {}, "hdvs"),
-    "dspark_masks_only": ("dspark", "qwen3", {"sample_from_anchor": False}, {}, "hv"),
-    "dspark_rnn_masks_only": ("dspark", "qwen3", {"sample_from_anchor": False, "markov_head_type": "rnn"}, {}, "h"),
-    "dspark_draft_vocabulary": ("dspark", "qwen3", {"draft_vocab_size": 24}, {}, "hv"),
-    "dspark_own_parts": ("dspark", "qwen3", {"own_embedding": True, "own_head": True}, {}, "hdv"),
-    "dflash": ("dflash", "qwen3", {}, {}, "hdv"),
-    "dflash_masks_only": ("dflash", "qwen3", {"sample_from_anchor": False}, {}, "hvsz"),
-    "dflash_scaled_rotary": ("dflash", "qwen3", {"sample_from_anchor": False}, {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "original_max_position_embeddings": 64
-    }}, "hvsz"),
-    "dflash_draft_vocabulary": ("dflash", "qwen3", {"draft_vocab_size": 24}, {}, "hv"),
-    "dflash_window": ("dflash", "qwen3", {"sample_from_anchor": False}, SLIDING, "hsz"),
-    "dflash_window_causal": (
-        "dflash", "qwen3", {"sample_from_anchor": False, "sliding_causal": True}, SLIDING, "hs",
-    ),
-    "dflash_window_from_anchor": (
-        "dflash", "qwen3", {"window_from_anchor": True, "sample_from_anchor": False}, SLIDING, "hv",
-    ),
-    "dspark_window_from_anchor_causal": (
-        "dspark", "qwen3", {"window_from_anchor": True, "sliding_causal": True}, SLIDING, "hv",
-    ),
-    "eagle3": ("eagle3", "llama", {}, {}, "hvs"),
-    "eagle3_qwen3": ("eagle3", "qwen3", {"num_drafts": 9}, {}, "hdv"),
-    "eagle3_draft_vocabulary": ("eagle3", "llama", {"draft_vocab_size": 24}, {}, "hvs"),
-    "eagle3_own_head": ("eagle3", "llama", {"own_head": True}, {}, "hvs"),
-    "eagle3_own_embedding": ("eagle3", "llama", {"own_embedding": True}, {}, "hv"),
-    "eagle3_unknown_depth": ("eagle3", "llama", {"target_layer_ids": "eagle3", "num_target_layers": None}, {}, "hvs"),
-    "eagle3_fc_norm": ("eagle3", "llama", {"fc_norm": True}, {}, "hvs"),
-    "eagle3_norm_before_fc": ("eagle3", "llama", {"norm_before_fc": True}, {}, "hv"),
-    "eagle3_norm_before_residual": ("eagle3", "llama", {"norm_before_residual": True}, {}, "hv"),
-    "eagle3_norm_output": ("eagle3", "qwen3", {"norm_output": True}, {}, "hv"),
-}  # fmt: skip
-TRANSFORMER = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
-    "tie_word_embeddings": False,
-}
 GOLDEN = ("deepspec/qwen3_dflash", "deepspec/qwen3_dspark_ownhead", "deepspec/qwen3_eagle3", "others/eagle3_official")
 GOLDEN += tuple(f"deepspec/gemma4_{case}" for case in ("dflash", "dspark_keqv", "dspark_kv", "eagle3"))
 GOLDEN += ("deepspec/gemma4_unified_dspark",)
@@ -89,31 +25,6 @@ GOLDEN += ("others/specforge_dflash_swa_training", "others/specforge_dspark_rnn"
 GOLDEN += ("others/speculators_dflash_swa_training", "others/speculators_dspark_vanilla_draft_vocab")
 GOLDEN += ("others/speculators_dspark_gated_no_anchor", "others/speculators_eagle3_fc_norm_norm_output")
 GOLDEN += ("others/transformers_native_dflash_swa", "others/zlab_dflash_nested_swa", "others/zlab_dflash_llama_target")
-
-
-def make_drafter(case: str):
-    """A random drafter; none of its tensors is trivial."""
-    kind, family, fields, text, _ = CASES[case]
-    text = TRANSFORMER | {"num_hidden_layers": 1 if kind == "eagle3" else 2} | text
-    text = (Qwen3Config if family == "qwen3" else LlamaConfig)(**text)
-    shared = {"text_config": text, "target_layer_ids": [0, 1, 2], "num_target_layers": 4}
-    block = {} if kind == "eagle3" else {"block_size": 5, "mask_token_id": 63}
-    heads = {"markov_rank": 8} if kind == "dspark" else {}
-    config_class, drafter_class = KINDS[kind]
-    torch.manual_seed(1)
-    drafter = drafter_class(config_class(**(shared | block | heads | fields))).eval()
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.normal_(mean=float(parameter.dim() == 1), std=0.3)
-    if drafter.config.draft_vocab_size:
-        d2t, t2d = draft_vocabulary(torch.rand(64), 24)
-        drafter.d2t.copy_(d2t)
-        drafter.t2d.copy_(t2d)
-    return drafter
-
-
-def formats_of(case: str) -> list[str]:
-    return [LETTERS[letter] for letter in CASES[case][-1]]
 
 
 @torch.no_grad()
@@ -246,109 +157,6 @@ def test_a_vocabulary_left_to_the_target_is_named(tmp_path):
     assert json.loads((tmp_path / "x" / "config.json").read_text())["vocab_size"] == 64
 
 
-def test_a_checkpoint_is_replaced_only_by_force(tmp_path):
-    drafter, folder = make_drafter("dflash"), tmp_path / "x"
-    drafter.export(folder, format="speculators")
-    before = (folder / "config.json").read_text()
-    with pytest.raises(FileExistsError, match=r"is not empty.*force=True \(--force\)"):
-        drafter.export(folder)
-    assert (folder / "config.json").read_text() == before
-    drafter.export(folder, force=True)
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "dflash"
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_an_empty_folder_is_filled_and_other_things_stay(tmp_path):
-    drafter = make_drafter("dflash")
-    (tmp_path / "empty").mkdir()
-    drafter.export(tmp_path / "empty")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds no checkpoint .*so it is not replaced"):
-        drafter.export(tmp_path / "home", force=True)
-    with pytest.raises(FileExistsError, match="is a file"):
-        drafter.export(tmp_path / "home" / "notes.txt", force=True)
-    assert (tmp_path / "home" / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-@pytest.mark.parametrize("replaced", [False, True])
-def test_failure_in_the_middle_leaves_nothing(error, replaced, tmp_path, monkeypatch):
-    drafter, folder = make_drafter("dflash"), tmp_path / "x"
-    if replaced:
-        drafter.export(folder)
-    before = sorted(path.name for path in folder.iterdir()) if replaced else None
-
-    def fail(weights, file, metadata):
-        Path(file).write_bytes(b"half")
-        raise error
-
-    monkeypatch.setattr(export_module, "save_file", fail)
-    with pytest.raises(type(error)):
-        drafter.export(folder, format="speculators", force=True)
-    assert list(tmp_path.iterdir()) == ([folder] if replaced else [])
-    if replaced:
-        assert sorted(path.name for path in folder.iterdir()) == before
-        AutoDrafter.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda config: config.update(block_size=4), "another drafter: block_size changed"),
-        (
-            lambda config: config["transformer_layer_config"]["rope_parameters"].update(rope_theta=1.0),
-            "rope_parameters",
-        ),
-        (lambda config: config.update(sample_from_anchor=False), "sample_from_anchor changed"),
-    ],
-)
-def test_a_writer_that_errs_is_noticed(damage, message, tmp_path, monkeypatch):
-    writer, write = WRITERS["speculators"], WRITERS["speculators"].write_config
-
-    def write_wrongly(config, keys):
-        fields = write(config, keys)
-        fields["speculators_config"]["proposal_methods"] = []
-        damage(fields)
-        return fields
-
-    monkeypatch.setattr(writer, "write_config", write_wrongly)
-    with pytest.raises(ValueError, match=message):
-        make_drafter("dspark").export(tmp_path / "x", format="speculators")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_changed_tensors_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        WRITERS["speculators"],
-        "write_weights",
-        lambda weights, config: weights | {"fc.weight": weights["fc.weight"] * 2},
-    )
-    with pytest.raises(ValueError, match=r"another drafter: fc\.weight changed"):
-        make_drafter("dspark").export(tmp_path / "x", format="speculators")
-
-
-@pytest.mark.parametrize("name", ["deepspec", "speculators", "sglang"])
-def test_decoding_settings_travel(name, tmp_path):
-    drafter, target = make_drafter("dspark"), make_target("qwen3")
-    drafter.generation_config.assistant_confidence_threshold = 0.3
-    drafter.generation_config.verification_schedule = "confidence"
-    drafter.attach(target).export(tmp_path / "x", format=name)
-    settings = AutoDrafter.from_pretrained(tmp_path / "x").generation_config
-    assert settings.assistant_confidence_threshold == 0.3
-    assert settings.verification_schedule == "confidence"
-
-
-def test_bfloat16_and_the_training_mode_stay(tmp_path):
-    drafter = make_drafter("dspark").to(torch.bfloat16).train()
-    drafter.export(tmp_path / "x", format="speculators")
-    assert drafter.training
-    assert not drafter.is_attached
-    again = AutoDrafter.from_pretrained(tmp_path / "x")
-    assert again.dtype == torch.bfloat16
-    assert all(torch.equal(again.state_dict()[key], tensor) for key, tensor in drafter.state_dict().items())
-
-
 def test_what_engines_look_for(tmp_path):
     """Names and places as read from vLLM 0.28.0 and 0.33.0, and from SGLang 0.5.23."""
     target = make_target("qwen3")
@@ -460,12 +268,3 @@ def test_a_checkpoint_saved_again_is_in_our_format(tmp_path):
     assert read.config.source_format == again.config.source_format == "speculators"
     direct = [s for s in servings(again.config, "ours", "T", again.stored_format) if s.format is None]
     assert all("in the format hf-dspark" in serving.reasons[0] for serving in direct)
-
-
-def test_folders_beside_a_checkpoint_are_not_replaced(tmp_path):
-    drafter = make_drafter("dspark")
-    drafter.export(tmp_path / "out")
-    (tmp_path / "out" / "checkpoint-100").mkdir()
-    with pytest.raises(FileExistsError, match="more than a checkpoint \\(checkpoint-100\\)"):
-        drafter.export(tmp_path / "out", force=True)
-    assert (tmp_path / "out" / "checkpoint-100").is_dir()

@@ -1,12 +1,17 @@
 """`hf-dspark convert` and `hf-dspark inspect`."""
 
 import json
+import shlex
 
 import pytest
+import torch
 from conftest import make_target
+from drafter_cases import CASES, make_drafter
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
+from hf_dspark.checkpoints.capabilities import CAPABILITIES
 from hf_dspark.cli import build_app
 
 
@@ -72,6 +77,37 @@ def test_convert_overwrites_only_with_force(run, pair, tmp_path):
     assert AutoDrafter.from_pretrained(tmp_path / "x").config.source_format == "speculators"
 
 
+@pytest.mark.parametrize("stored_as", ["hf-dspark", "speculators"])
+def test_convert_carries_the_weights_as_the_files_hold_them(run, stored_as, tmp_path):
+    """Whatever type the config names: here bfloat16, over float32 weights and a norm in bfloat16."""
+    make_drafter("dspark").export(tmp_path / "mine", format=stored_as)
+    file, config = (tmp_path / "mine" / name for name in ("model.safetensors", "config.json"))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
+    weights = load_file(file)
+    weights["norm.weight"] = weights["norm.weight"].bfloat16()
+    save_file(weights, file, {"format": "pt"})
+    for name in ("hf-dspark", "speculators", "sglang"):
+        result = run("convert", tmp_path / "mine", tmp_path / name, "--to", name)
+        assert result.exit_code == 0, result.output
+        written = load_file(tmp_path / name / "model.safetensors")
+        assert written.keys() == weights.keys()
+        assert all(torch.equal(written[key], tensor.float()) for key, tensor in weights.items())
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "float32"
+        assert AutoDrafter.from_pretrained(tmp_path / name).dtype == torch.float32
+    assert "MB in float32" in run("inspect", tmp_path / "mine").stdout
+
+
+@pytest.mark.parametrize("inside", ["", "vllm", "deep/er"])
+def test_convert_leaves_its_source_alone(run, pair, inside, tmp_path):
+    AutoDrafter.from_pretrained(pair / "dspark").save_pretrained(tmp_path / "mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    before = sorted(tmp_path.rglob("*"))
+    for source in ("mine", "link"):
+        with pytest.raises(ValueError, match="is, or is inside, the checkpoint to convert"):
+            run("convert", tmp_path / source, tmp_path / "mine" / inside, "--to", "speculators", "--force")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_convert_help_tells_what_formats_carry(run):
     text = " ".join(run("convert", "--help").stdout.split())
     assert "zlab: DFlash: qwen3; masks only; full vocabulary" in text
@@ -120,3 +156,82 @@ def test_inspect_tells_what_was_assumed_and_what_is_refused(run, pair, tmp_path)
     assert f'vllm serve my/target --speculative-config \'{{"method": "eagle3", "model": "{tmp_path / "x"}"' in text
     text = " ".join(run("inspect", pair / "dflash").stdout.split())
     assert "no: its DFlash proposes from the mask slots only" in text
+
+
+def test_command_lines_survive_names_with_spaces(run, pair, tmp_path):
+    folder = tmp_path / 'my drafter\'s "best"'
+    AutoDrafter.from_pretrained(pair / "dspark").export(folder, format="speculators")
+    lines = run("inspect", folder, "--target", "my target").stdout.splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith(("  hf-dspark", "  vllm", "  python"))]
+    ours, vllm, sglang = commands
+    assert ours == ["hf-dspark", "generate", "PROMPT", "--target", "my target", "--drafter", str(folder)]
+    assert vllm[:4] == ["vllm", "serve", "my target", "--speculative-config"]
+    assert json.loads(vllm[4])["model"] == str(folder)
+    assert sglang[-1] == f"{folder.name}-sglang"
+
+
+def spread(root, case):
+    """A folder of a drafter: one of the cases that tests of formats have, or something that happens to checkpoints."""
+    if case in CASES:
+        make_drafter(case).save_pretrained(root)
+    elif case == "copies":
+        make_drafter("dspark").attach(make_target("qwen3")).export(root, format="deepspec")
+    elif case == "vocabulary_of_the_target":
+        drafter = make_drafter("dflash_masks_only")
+        drafter.config.text_config.vocab_size = 0
+        drafter.save_pretrained(root)
+    elif case == "own_parts_and_unknown_depth":
+        drafter = make_drafter("eagle3_own_parts_qwen3")
+        drafter.config.target_layer_ids, drafter.config.num_target_layers = "eagle3", None
+        drafter.save_pretrained(root)
+    elif case == "adapters":
+        from peft import LoraConfig
+        from peft.functional import inject_adapter_in_model
+
+        drafter = make_drafter("dspark")
+        drafter.save_pretrained(root / "base")
+        config = LoraConfig(r=2, target_modules=["q_proj"], base_model_name_or_path=str(root / "base"))
+        inject_adapter_in_model(config, drafter)
+        drafter.save_pretrained(root)
+    return root
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("dspark", "dspark_llama", "dspark_no_heads", "dspark_draft_vocabulary", "dspark_own_parts"),
+        *("dflash_masks_only", "eagle3_qwen3", "eagle3_draft_vocabulary", "eagle3_own_head", "eagle3_unknown_depth"),
+        *("copies", "vocabulary_of_the_target", "own_parts_and_unknown_depth", "adapters"),
+    ],
+)
+def test_inspect_says_what_convert_does(run, pair, case, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    folder = spread(tmp_path / case, case)
+    lines = run("inspect", folder).stdout.splitlines()
+    table = [line.split(maxsplit=1) for line in lines if line.split(" ")[0] in CAPABILITIES]
+    assert [name for name, _ in table] == list(CAPABILITIES)
+    for name, verdict in table:
+        verdict = verdict.strip()
+        alone = outcome(run, folder, tmp_path / f"{name}-alone", name)
+        attached = outcome(run, folder, tmp_path / f"{name}-attached", name, "--target", pair / "target")
+        if verdict == "yes":
+            assert (alone, attached) == ("", ""), name
+        elif verdict.startswith("yes, with --target"):
+            assert "--target" in alone
+            if "if its own parts are copies" not in verdict or case == "copies":
+                assert attached == "", name
+        else:
+            reasons = verdict.removeprefix("no: ")
+            assert reasons in alone
+            assert reasons in attached
+
+
+def outcome(run, source, destination, name, *options):
+    """Nothing where the conversion succeeds, else its message."""
+    try:
+        result = run("convert", source, destination, "--to", name, *options)
+    except ValueError as error:
+        assert not destination.exists()
+        return str(error)
+    assert result.exit_code == 0, result.output
+    return ""

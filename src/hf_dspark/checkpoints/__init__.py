@@ -14,6 +14,7 @@ and name it in `FORMATS`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +76,13 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
 def drafter_type(name_or_path: Any, **location: Any) -> str:
     """Our `model_type` for a checkpoint in any format that we know."""
     return _recognise(name_or_path, read_config(name_or_path, location))[0]
+
+
+def weights_dtype(name_or_path: Any) -> torch.dtype:
+    """The narrowest type that holds all weights of a checkpoint exactly, whatever its config says."""
+    _recognise(name_or_path, read_config(name_or_path, {}))
+    types = {t.dtype for t in read_weights(name_or_path, {}).values() if t.is_floating_point()}
+    return reduce(torch.promote_types, types)
 
 
 def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType | None]:

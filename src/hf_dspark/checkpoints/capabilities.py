@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..models.configuration_drafter import EAGLE3_LAYERS, NAMES, PARTS
 
-KINDS = ("dspark", "dflash", "eagle3")
-NAMES = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "EAGLE-3"}
+
+KINDS = tuple(NAMES)
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-PARTS = {"embed_tokens": "token embedding", "lm_head": "LM head"}
 EVERY = dict.fromkeys(KINDS, ("qwen3", "llama", "gemma4_text"))
 
 
@@ -27,6 +27,7 @@ class Capability:
         windows (`tuple[tuple[bool, bool], ...]`): Sliding windows, as (`window_from_anchor`, `sliding_causal`).
         norms (`tuple[str, ...]`): Variants of EAGLE-3.
         no_serial_head (`bool`): Whether a DSpark drafter may do without its serial head.
+        no_heads (`bool`): Whether it may do without its confidence head, too.
         rnn_masks_only (`bool`): Whether an RNN head of one whose masks alone propose begins at the first mask.
         copies (`dict[str, tuple[str, ...]]`): For each kind the parts that are stored even if they are the target's.
         reduced_head (`bool`): Whether the LM head of a reduced draft vocabulary is, too.
@@ -42,6 +43,7 @@ class Capability:
     windows: tuple[tuple[bool, bool], ...] = ()
     norms: tuple[str, ...] = ()
     no_serial_head: bool = False
+    no_heads: bool = False
     rnn_masks_only: bool = False
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reduced_head: bool = True
@@ -59,6 +61,7 @@ CAPABILITIES = {
         windows=((False, False), (False, True), (True, False), (True, True)),
         norms=NORMS,
         no_serial_head=True,
+        no_heads=True,
         rnn_masks_only=True,
         reduced_head=False,
     ),
@@ -81,6 +84,7 @@ CAPABILITIES = {
         windows=((True, False), (True, True)),
         norms=NORMS,
         no_serial_head=True,
+        no_heads=True,
         # The package leaves a missing embedding of EAGLE-3 random (0.9.0).
         copies={"eagle3": ("embed_tokens", "lm_head")},
     ),
@@ -131,6 +135,19 @@ def copied_parts(config: Any, target_format: str) -> list[str]:
     return [part for part in PARTS if part in wanted and borrowed[part]]
 
 
+def needs_target(config: Any, target_format: str) -> str | None:
+    """What the format says of the target and this drafter leaves to it, so that it must be attached first."""
+    copies = copied_parts(config, target_format)
+    if copies:
+        parts = " and ".join(PARTS[part] for part in copies)
+        return f"stores copies of the target's {parts}, which this drafter borrows"
+    if target_format != "hf-dspark" and not config.vocab_size:
+        return "names the size of the vocabulary, which this checkpoint leaves to its target"
+    if target_format == "deepspec" and config.target_layer_ids == EAGLE3_LAYERS:
+        return "names the feature layers, which this checkpoint leaves to its target"
+    return None
+
+
 def _transformer_refusals(config: Any, able: Capability, kind: str) -> list[str]:
     reasons, family = [], config.text_config.model_type
     if family not in able.families[kind]:
@@ -173,6 +190,8 @@ def _block_refusals(config: Any, able: Capability, kind: str) -> list[str]:
         reasons.append("the state of its RNN head begins at the anchor's slot, and here at the first mask")
     if kind == "dspark" and not config.markov_rank and not able.no_serial_head:
         reasons.append("its DSpark drafters have a serial head (`markov_rank` is 0 here)")
+    elif kind == "dspark" and not config.markov_rank and not config.enable_confidence_head and not able.no_heads:
+        reasons.append("a DSpark drafter without serial and confidence head is taken for DFlash there")
     return reasons
 
 

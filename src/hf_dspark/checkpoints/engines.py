@@ -3,10 +3,13 @@ Engines that serve drafters: which folders each takes as they are, which format 
 its command line. What is said of vLLM and SGLang was read from the sources of the versions named here and not run.
 """
 
+import json
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from .capabilities import NAMES, refusals
+from ..models.configuration_drafter import NAMES
+from .capabilities import refusals
 
 
 VLLM, SGLANG = "vLLM 0.33.0", "SGLang 0.5.23"
@@ -106,10 +109,9 @@ def _sglang_refusals(config: Any, format: str) -> list[str]:
 
 
 def _vllm_command(config: Any, folder: str, target: str) -> str:
-    speculation = (
-        f'"method": "{config.model_type}", "model": "{folder}", "num_speculative_tokens": {config.num_drafts}'
-    )
-    command = f"vllm serve {target} --speculative-config '{{{speculation}}}'"
+    speculation = {"method": config.model_type, "model": folder, "num_speculative_tokens": config.num_drafts}
+    quoted = shlex.quote(json.dumps(speculation, ensure_ascii=False))
+    command = f"vllm serve {shlex.quote(target)} --speculative-config {quoted}"
     sliding = {config.is_sliding(i) for i in range(config.num_hidden_layers)}
     # Layers of two kinds are for its newer runner.
     return f"VLLM_USE_V2_MODEL_RUNNER=1 {command}" if len(sliding) > 1 else command
@@ -117,8 +119,8 @@ def _vllm_command(config: Any, folder: str, target: str) -> str:
 
 def _sglang_command(config: Any, folder: str, target: str) -> str:
     command = (
-        f"python -m sglang.launch_server --model-path {target} "
-        f"--speculative-algorithm {config.model_type.upper()} --speculative-draft-model-path {folder}"
+        f"python -m sglang.launch_server --model-path {shlex.quote(target)} "
+        f"--speculative-algorithm {config.model_type.upper()} --speculative-draft-model-path {shlex.quote(folder)}"
     )
     if config.model_type != "eagle3":
         return command  # the block is in the config

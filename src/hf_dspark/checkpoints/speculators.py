@@ -51,7 +51,7 @@ BLOCK = {
     "sliding_window_non_causal",
 }
 KNOWN = {
-    "eagle3": {*COMMON, *TRAINING, *eagle.NORMS, "eagle_aux_hidden_state_layer_ids"},
+    "eagle3": {*COMMON, *TRAINING, *eagle.NORMS, "eagle_aux_hidden_state_layer_ids", "ttt_length"},
     "dflash": {*COMMON, *TRAINING, *BLOCK},
     "dspark": {*COMMON, *TRAINING, *BLOCK, *HEADS},
 }
@@ -92,8 +92,10 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         named = config.get("eagle_aux_hidden_state_layer_ids")
         layers = eagle.feature_layers(named and _ours(named), assumed)
         fields |= {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
-        # A default for serving; the drafter goes on for as long as it is asked to.
-        return fields | {"num_drafts": max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)}
+        # `speculative_tokens` is a default for serving; the drafter goes on for as long as it is asked to. How long it
+        # was made for, only our own exports say.
+        drafts = config.get("ttt_length") or max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)
+        return fields | {"num_drafts": drafts}
     fields |= _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
     if fields.get("markov_head_type") == "rnn" and not fields["sample_from_anchor"]:
         raise ValueError(
@@ -171,7 +173,7 @@ def write_config(config: Any, keys: Collection[str]) -> dict[str, Any]:
     }
     if method == "eagle3":
         norms = {name: getattr(config, name) for name in eagle.NORMS}
-        return fields | norms | {"eagle_aux_hidden_state_layer_ids": theirs}
+        return fields | norms | {"eagle_aux_hidden_state_layer_ids": theirs, "ttt_length": config.num_drafts}
     fields |= {name: getattr(config, name) for name in ("block_size", "mask_token_id", "sample_from_anchor")}
     fields |= {"aux_hidden_state_layer_ids": theirs, "sliding_window_non_causal": _both_ways(config)}
     return fields | ({name: getattr(config, name) for name in HEADS} if method == "dspark" else {})

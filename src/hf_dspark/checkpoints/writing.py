@@ -16,7 +16,7 @@ def flat_rotary(text: dict[str, Any]) -> dict[str, Any]:
     fields = {k: v for k, v in text.items() if k != "rope_parameters"}
     rope = dict(text["rope_parameters"])
     fields["rope_theta"] = rope.pop("rope_theta")
-    if rope.get("rope_type", "default") != "default":
+    if {"rope_type": "default"} | rope != {"rope_type": "default"}:
         fields["rope_scaling"] = rope
     return fields
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from ..checkpoints.capabilities import NAMES, table
+from ..checkpoints.capabilities import table
+from ..models.configuration_drafter import NAMES
+
+
+if TYPE_CHECKING:
+    from ..models.drafter import Drafter
 
 
 def convert_help() -> str:
@@ -43,10 +49,9 @@ def convert(
     """
     from transformers.utils.logging import disable_progress_bar
 
-    from ..auto import AutoDrafter
-
     disable_progress_bar()
-    drafter = AutoDrafter.from_pretrained(source)
+    _require_apart(Path(source), Path(destination))
+    drafter = load_as_stored(source)
     came_from = drafter.stored_format
     if target:
         _attach(drafter, target)
@@ -55,7 +60,23 @@ def convert(
     Console(soft_wrap=True).print(Text(f"{folder}: {came_from} to {to}, {size:.1f} MB, read back and compared."))
 
 
-def _attach(drafter, target: str) -> None:
+def load_as_stored(checkpoint: str) -> Drafter:
+    """A drafter with its weights as the files hold them, whatever type its config names."""
+    from ..auto import AutoDrafter
+    from ..checkpoints import weights_dtype
+    from ..models.adapters import adapter_base
+
+    dtype = weights_dtype(adapter_base(checkpoint, {}) or checkpoint)
+    return AutoDrafter.from_pretrained(checkpoint, dtype=dtype)
+
+
+def _require_apart(source: Path, destination: Path) -> None:
+    source, destination = source.resolve(), destination.resolve()
+    if source.is_dir() and source in (destination, *destination.parents):
+        raise ValueError(f"{destination} is, or is inside, the checkpoint to convert. Name a folder beside it.")
+
+
+def _attach(drafter: Drafter, target: str) -> None:
     from transformers import AutoModelForCausalLM
 
     drafter.attach(AutoModelForCausalLM.from_pretrained(target, dtype="auto"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
@@ -26,14 +27,16 @@ def inspect(
     """
     from transformers.utils.logging import disable_progress_bar
 
-    from ..auto import AutoDrafter
+    from ..models.export import refusals_of_any_format
+    from .convert import load_as_stored
 
     disable_progress_bar()
-    drafter = AutoDrafter.from_pretrained(checkpoint)
-    console = Console(highlight=False)
+    drafter = load_as_stored(checkpoint)
+    console, reasons = Console(highlight=False), refusals_of_any_format(drafter)
     console.print(_facts(checkpoint, drafter))
-    console.print(_formats(drafter))
-    _print_engines(console, checkpoint, drafter, target or drafter.config.target_name_or_path or "TARGET")
+    console.print(_formats(drafter.config, reasons))
+    target = target or drafter.config.target_name_or_path or "TARGET"
+    _print_engines(console, checkpoint, drafter, target, reasons)
 
 
 def _facts(checkpoint: str, drafter: Drafter) -> Table:
@@ -63,7 +66,7 @@ def _table(title: str) -> Table:
 
 
 def _name(config: Any) -> str:
-    from ..checkpoints.capabilities import NAMES
+    from ..models.configuration_drafter import NAMES
 
     return NAMES[config.model_type]
 
@@ -106,7 +109,7 @@ def _size(drafter: Drafter) -> str:
 
 
 def _borrowed(config: Any) -> str:
-    from ..checkpoints.capabilities import PARTS
+    from ..models.configuration_drafter import PARTS
 
     own = {"embed_tokens": config.own_embedding, "lm_head": config.own_head}
     borrowed = [PARTS[part] for part in PARTS if not own[part]]
@@ -115,30 +118,37 @@ def _borrowed(config: Any) -> str:
     return words + (f"; {' and '.join(stored)} in the file, dropped where equal to the target's" if stored else "")
 
 
-def _formats(drafter: Drafter) -> Table:
-    from ..checkpoints.capabilities import CAPABILITIES, copied_parts, refusals
+def _formats(config: Any, reasons: list[str]) -> Table:
+    from ..checkpoints.capabilities import CAPABILITIES
 
     formats = _table("\nFormats (hf-dspark convert ... --to FORMAT)")
     for name in CAPABILITIES:
-        reasons = refusals(drafter.config, name, mere_copies=True)
-        needs_target = copied_parts(drafter.config, name) or refusals(drafter.config, name)
-        if name != "hf-dspark" and not drafter.config.vocab_size:
-            needs_target = True
-        verdict = "no: " + "; ".join(reasons) if reasons else "yes, with --target" if needs_target else "yes"
-        formats.add_row(name, verdict)
+        formats.add_row(name, _verdict(config, name, reasons))
     return formats
 
 
-def _print_engines(console: Console, checkpoint: str, drafter: Drafter, target: str) -> None:
+def _verdict(config: Any, name: str, reasons: list[str]) -> str:
+    """What `hf-dspark convert --to` makes of it."""
+    from ..checkpoints.capabilities import needs_target, refusals
+
+    reasons = reasons or refusals(config, name, mere_copies=True)
+    if reasons:
+        return "no: " + "; ".join(reasons)
+    if refusals(config, name):
+        return "yes, with --target, if its own parts are copies of the target's"
+    return "yes, with --target" if needs_target(config, name) else "yes"
+
+
+def _print_engines(console: Console, checkpoint: str, drafter: Drafter, target: str, reasons: list[str]) -> None:
     from ..checkpoints.engines import servings
 
     console.print("\nEngines", style="italic")
-    run = f'hf-dspark generate "PROMPT" --target {target} --drafter {checkpoint}'
+    run = f'hf-dspark generate "PROMPT" --target {shlex.quote(target)} --drafter {shlex.quote(checkpoint)}'
     _print_engine(console, "transformers, through hf-dspark", run, [])
     for serving in servings(drafter.config, checkpoint, target, drafter.stored_format):
         origin = "the checkpoint as it is" if serving.format is None else f"from --to {serving.format}"
         label = f"{serving.engine} (read from its sources, not run here), {origin}"
-        _print_engine(console, label, serving.command, serving.reasons)
+        _print_engine(console, label, serving.command, reasons or serving.reasons)
 
 
 def _print_engine(console: Console, label: str, command: str, reasons: list[str]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..checkpoints.capabilities import NAMES, PARTS
+from ..models.configuration_drafter import NAMES, PARTS
 from ..models.drafter import Drafter
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ..checkpoints.capabilities import NAMES
 from ..checkpoints.engines import servings
 from ..evaluation.results import RESULTS_FILE, read_results, write_results
+from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
 from . import card_results
 from .card_facts import MISSING, drafter_table, settings_table, training_facts

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ..checkpoints.capabilities import NAMES, PARTS
 from ..generation.settings import SETTING_NAMES
+from ..models.configuration_drafter import NAMES, PARTS
 from ..models.drafter import Drafter
 from .escaping import code, markdown
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from ..checkpoints.capabilities import NAMES
+from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
 from .card_facts import table
 from .escaping import markdown, one_line

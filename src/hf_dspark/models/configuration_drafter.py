@@ -7,6 +7,9 @@ from transformers.configuration_utils import SubConfigSpec
 
 
 FORMAT_VERSION = 1
+# What people call the kinds of drafters, and the parts that they may borrow from their target.
+NAMES = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "EAGLE-3"}
+PARTS = {"embed_tokens": "token embedding", "lm_head": "LM head"}
 # Of a transformer's config, what decides what its layers and its head compute; no family has all of them.
 LAYER_FIELDS = (
     "hidden_size",

@@ -16,6 +16,7 @@ from .adapters import Adapters, adapter_base
 from .attachment import TargetParts, check_belongs, plain_weight, soft_cap, warn_about_types
 from .backbones import build_layers, family_of
 from .configuration_drafter import DrafterConfig
+from .export import export
 from .loading import (
     default_generation_config,
     load_generation_config,
@@ -566,10 +567,6 @@ class Drafter(Adapters, PreTrainedModel):
         >>> drafter.attach(target).export("my-drafter-vllm", format="speculators")  # doctest: +SKIP
         ```
         """
-        from ..hub.export import export
-
-        if self.has_adapters:
-            raise ValueError("Other formats know no adapters: call `drafter.merge_adapters()` before the export.")
         return export(self, folder, format, force)
 
     def check_weights(self) -> None:

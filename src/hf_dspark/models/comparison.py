@@ -1,14 +1,17 @@
 """Whether a checkpoint, read back, is the drafter that was written."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ..models.attachment import TargetParts
-from ..models.configuration_drafter import LAYER_FIELDS
-from ..models.drafter import Drafter, Proposal
+from .attachment import TargetParts
+from .configuration_drafter import LAYER_FIELDS
+
+
+if TYPE_CHECKING:
+    from .drafter import Drafter, Proposal
 
 
 # Fields that change what is drafted; no drafter has all of them.
@@ -17,6 +20,7 @@ FIELDS = (
     "target_hidden_size",
     "draft_vocab_size",
     "block_size",
+    "num_drafts",
     "sample_from_anchor",
     "mask_token_id",
     "markov_head_type",
@@ -41,7 +45,7 @@ TRANSFORMER_FIELDS = (
 LENGTH = 12
 
 
-def require_same(drafter: Drafter, folder: str | os.PathLike) -> None:
+def require_same(drafter: "Drafter", folder: str | os.PathLike) -> None:
     """
     Reads a checkpoint and compares it with the drafter that it was written from: the fields of the config that change
     what is drafted, all tensors, and the proposals on random features.
@@ -49,9 +53,7 @@ def require_same(drafter: Drafter, folder: str | os.PathLike) -> None:
     Raises:
         ValueError: Naming what differs.
     """
-    from ..auto import AutoDrafter
-
-    again = AutoDrafter.from_pretrained(folder, dtype=drafter.dtype)
+    again = type(drafter).from_pretrained(folder)
     changed = [*_changed_fields(drafter.config, again.config), *_changed_tensors(drafter, again)]
     if changed:
         raise ValueError(f"The export, read back, is another drafter: {', '.join(changed)} changed. Nothing was kept.")
@@ -76,12 +78,12 @@ def _field(config: Any, name: str) -> Any:
     return value or None
 
 
-def _changed_tensors(drafter: Drafter, again: Drafter) -> list[str]:
+def _changed_tensors(drafter: "Drafter", again: "Drafter") -> list[str]:
     """Tensors that differ; copies of the target's, which the drafter only borrows, may have been added."""
     before, after = drafter.state_dict(), again.state_dict()
     if drafter.is_attached:
-        before.setdefault("embed_tokens.weight", drafter._target.embedding.weight)
-        before.setdefault("lm_head.weight", drafter.head_weight())
+        before.setdefault("embed_tokens.weight", drafter._target.embedding.weight.to(drafter.dtype))
+        before.setdefault("lm_head.weight", drafter.head_weight().to(drafter.dtype))
         added = {"embed_tokens.weight", "lm_head.weight"} - after.keys()
         before = {key: tensor for key, tensor in before.items() if key not in added}
     changed = before.keys() ^ after.keys()
@@ -89,23 +91,21 @@ def _changed_tensors(drafter: Drafter, again: Drafter) -> list[str]:
 
 
 def _equal(before: torch.Tensor, after: torch.Tensor) -> bool:
-    return torch.equal(before.detach().to(after.device, after.dtype), after)
+    return before.dtype == after.dtype and torch.equal(before.detach().to(after.device), after)
 
 
 @torch.no_grad()
-def _same_proposals(drafter: Drafter, again: Drafter) -> bool:
+def _same_proposals(drafter: "Drafter", again: "Drafter") -> bool:
     config, generator = drafter.config, torch.Generator().manual_seed(0)
     width = config.num_features * config.target_hidden_size
     features = torch.randn(1, LENGTH, width, generator=generator)
     tokens = torch.randint(config.vocab_size or config.mask_token_id, (1, LENGTH), generator=generator)
     parts = drafter._target or _stand_in(drafter)
-    # Of EAGLE-3 most formats don't say how many; `generation_config.json` does.
-    count = min(drafter.num_drafts, again.num_drafts)
-    second = _propose(again.to(drafter.device), parts, features, tokens, count)
+    second = _propose(again.to(drafter.device), parts, features, tokens)
     # `drafter.to(torch.bfloat16)` rounds the rotary frequencies too; no checkpoint holds them, the config gives them.
     rotary, drafter.rotary_emb = drafter.rotary_emb, again.rotary_emb
     try:
-        first = _propose(drafter, parts, features, tokens, count)
+        first = _propose(drafter, parts, features, tokens)
     finally:
         drafter.rotary_emb = rotary
     if not torch.equal(first.tokens, second.tokens):
@@ -113,9 +113,7 @@ def _same_proposals(drafter: Drafter, again: Drafter) -> bool:
     return torch.allclose(first.confidences, second.confidences)
 
 
-def _propose(
-    drafter: Drafter, parts: TargetParts, features: torch.Tensor, tokens: torch.Tensor, count: int
-) -> Proposal:
+def _propose(drafter: "Drafter", parts: TargetParts, features: torch.Tensor, tokens: torch.Tensor) -> "Proposal":
     """A proposal with these parts of a target, whatever the drafter is attached to."""
     attached, was_training = drafter._target, drafter.training
     object.__setattr__(drafter, "_target", parts)
@@ -124,13 +122,13 @@ def _propose(
         cache = drafter.new_cache()
         tokens = tokens.to(drafter.device)
         drafter.extend(cache, features.to(drafter.device, drafter.dtype), tokens)
-        return drafter.propose(cache, tokens[:, -1], count)
+        return drafter.propose(cache, tokens[:, -1])
     finally:
         object.__setattr__(drafter, "_target", attached)
         drafter.train(was_training)
 
 
-def _stand_in(drafter: Drafter) -> TargetParts:
+def _stand_in(drafter: "Drafter") -> TargetParts:
     """Random parts in the place of those that an unattached drafter borrows."""
     config, generator = drafter.config, torch.Generator().manual_seed(1)
     # Some formats leave the vocabulary to the target; then any will do that has the mask token.

@@ -7,23 +7,26 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..checkpoints import CONFIG_NAME, WRITERS
-from ..checkpoints.capabilities import CAPABILITIES, PARTS, copied_parts, refusals
-from ..models.drafter import Drafter
-from ..models.loading import default_generation_config
+from ..checkpoints.capabilities import CAPABILITIES, copied_parts, needs_target, refusals
 from .comparison import require_same
+from .loading import default_generation_config, save_training_record
 
+
+if TYPE_CHECKING:
+    from .drafter import Drafter
 
 # Folders that publishing and evaluating put beside the weights; they can be made again.
 PARTS_OF_A_CHECKPOINT = ("custom_generate", "plots")
 
 
-def export(drafter: Drafter, folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
+def export(drafter: "Drafter", folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
     """
     Writes a drafter in the format of one of the projects that we know.
 
@@ -50,7 +53,7 @@ def export(drafter: Drafter, folder: str | os.PathLike, format: str = "hf-dspark
     return folder
 
 
-def require_carried(drafter: Drafter, format: str) -> None:
+def require_carried(drafter: "Drafter", format: str) -> None:
     """
     Refuses what a format can't carry, by name.
 
@@ -59,6 +62,9 @@ def require_carried(drafter: Drafter, format: str) -> None:
     """
     if format not in CAPABILITIES:
         raise ValueError(f"Unknown format {format!r}; available: {', '.join(CAPABILITIES)}.")
+    reasons = refusals_of_any_format(drafter)
+    if reasons:
+        raise ValueError(f"This drafter can't be exported: {'; '.join(reasons)}.")
     reasons = refusals(drafter.config, format)
     if reasons:
         others = [name for name in CAPABILITIES if not refusals(drafter.config, name)]
@@ -66,18 +72,27 @@ def require_carried(drafter: Drafter, format: str) -> None:
             f"The format {format!r} can't carry this drafter: {'; '.join(reasons)}. "
             f"Formats that can: {', '.join(others)}."
         )
-    copies = copied_parts(drafter.config, format)
-    if copies and not drafter.is_attached:
-        parts = " and ".join(PARTS[part] for part in copies)
+    needed = needs_target(drafter.config, format)
+    if needed and not drafter.is_attached:
         raise ValueError(
-            f"The format {format!r} stores copies of the target's {parts}, which this drafter borrows. Call "
-            "`drafter.attach(target)` first (on the command line: --target)."
+            f"The format {format!r} {needed}. Call `drafter.attach(target)` first (on the command line: --target)."
         )
-    if format != "hf-dspark" and not drafter.config.vocab_size:
-        raise ValueError(
-            f"The format {format!r} names the size of the vocabulary, which this checkpoint leaves to its target. "
-            "Call `drafter.attach(target)` first (on the command line: --target)."
-        )
+
+
+def refusals_of_any_format(drafter: "Drafter") -> list[str]:
+    """Why no format can carry a drafter as it is, ours included; none if all is well."""
+    if drafter.has_adapters:
+        return ["it has adapters, which no format holds: call `drafter.merge_adapters()`, and save the result"]
+    floats = {key: tensor for key, tensor in drafter.state_dict().items() if tensor.is_floating_point()}
+    reasons, types = [], sorted({str(tensor.dtype) for tensor in floats.values()})
+    if len(types) > 1:
+        reasons.append(f"its weights are of the types {', '.join(types)}, and a config names one: call `drafter.to`")
+    # NaN spreads to both ends, without a mask as large as the tensor.
+    damaged = [key for key, tensor in floats.items() if not torch.stack(tensor.detach().aminmax()).isfinite().all()]
+    if damaged:
+        more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        reasons.append(f"{', '.join(damaged[:3])}{more} holds NaN or infinity: the drafter is damaged")
+    return reasons
 
 
 def _require_free(folder: Path, force: bool) -> None:
@@ -101,7 +116,8 @@ def _require_free(folder: Path, force: bool) -> None:
 @contextmanager
 def _put_in_place(folder: Path) -> Iterator[Path]:
     """A folder beside the destination, which takes its name at the end, or is gone if anything fails."""
-    folder = folder.absolute()
+    # Of a link, what it points to is replaced.
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside, old = (folder.with_name(f".{folder.name}-{kind}-{uuid.uuid4().hex[:8]}") for kind in ("new", "old"))
     aside.mkdir()
@@ -120,7 +136,7 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(drafter: Drafter, folder: Path, format: str) -> None:
+def _write(drafter: "Drafter", folder: Path, format: str) -> None:
     if format == "hf-dspark":
         drafter.save_pretrained(folder)
         return
@@ -129,13 +145,13 @@ def _write(drafter: Drafter, folder: Path, format: str) -> None:
     fields = writer.write_config(config, weights.keys()) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     save_file(weights, folder / SAFE_WEIGHTS_NAME, {"format": "pt"})
-    # These formats have no decoding settings, nor mostly EAGLE-3's number of drafts; beside them we read ours.
-    default = default_generation_config(config).to_dict()
-    if config.model_type == "eagle3" or drafter.generation_config.to_dict() != default:
+    # These formats have no decoding settings and no record of the training; beside them we read ours.
+    if drafter.generation_config.to_dict() != default_generation_config(config).to_dict():
         drafter.generation_config.save_pretrained(folder)
+    save_training_record(folder, drafter.training_record)
 
 
-def _state_dict(drafter: Drafter, format: str) -> dict[str, torch.Tensor]:
+def _state_dict(drafter: "Drafter", format: str) -> dict[str, torch.Tensor]:
     state_dict = {key: tensor.detach().cpu().contiguous() for key, tensor in drafter.state_dict().items()}
     copies = copied_parts(drafter.config, format)
     if "embed_tokens" in copies:
@@ -145,5 +161,5 @@ def _state_dict(drafter: Drafter, format: str) -> dict[str, torch.Tensor]:
     return state_dict
 
 
-def _copy(weight: torch.Tensor, drafter: Drafter) -> torch.Tensor:
+def _copy(weight: torch.Tensor, drafter: "Drafter") -> torch.Tensor:
     return weight.detach().to("cpu", drafter.dtype, copy=True).contiguous()
