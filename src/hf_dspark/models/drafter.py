@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .adapters import Adapters, adapter_base
+from .adapters import ADAPTERS_PLACE, Adapters, adapter_base
 from .attachment import TargetParts, check_belongs, plain_weight, soft_cap, warn_about_types
 from .backbones import build_layers, family_of
 from .configuration_drafter import DrafterConfig
@@ -436,45 +436,43 @@ class Drafter(Adapters, PreTrainedModel):
 
         Args:
             pretrained_model_name_or_path (`str`): Folder or Hub id.
-            *args, **kwargs: As in [`~transformers.PreTrainedModel.from_pretrained`].
+            *args, **kwargs: As in [`~transformers.PreTrainedModel.from_pretrained`]; fields of the config among them
+                replace the checkpoint's (`block_size=4`). Without `dtype` the weights are of the type that the
+                config names, or if it names none, of the type that they are stored in.
 
         Raises:
-            ValueError: If weights are missing or unknown, or the checkpoint is of another kind of drafter.
+            ValueError: If weights are missing, unknown or damaged, or the checkpoint is of another kind of drafter.
             OSError: If there are no weights.
         """
         from ..checkpoints import naming, read_checkpoint
 
         base = adapter_base(pretrained_model_name_or_path, kwargs)
         if base is not None:
-            adapters = {k: kwargs.pop(k) for k in ("revision",) if k in kwargs}
+            adapters = {k: kwargs.pop(k) for k in ADAPTERS_PLACE if k in kwargs}
             loaded = cls.from_pretrained(base, *args, **kwargs)
             drafter = loaded[0] if isinstance(loaded, tuple) else loaded
             drafter.load_adapter(pretrained_model_name_or_path, **adapters)
             return loaded
         want_info = kwargs.pop("output_loading_info", False)
-        # Refused below, by name.
-        kwargs["ignore_mismatched_sizes"] = True
-        foreign = None
-        if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
-            foreign = read_checkpoint(pretrained_model_name_or_path, cls, kwargs)
-        if foreign is not None:
-            config, state_dict = foreign
-            kwargs.pop("config", None)
-            model, info = super().from_pretrained(
-                None, *args, config=config, state_dict=state_dict, output_loading_info=True, **kwargs
-            )
-            model.config.name_or_path = str(pretrained_model_name_or_path)
-        else:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
+        # What doesn't fit is refused below, by name.
+        kwargs |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        if pretrained_model_name_or_path is None or kwargs.get("state_dict") is not None:
+            model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+            refuse_incomplete(str(pretrained_model_name_or_path), info)
+            return (model, info) if want_info else model
+        checkpoint = read_checkpoint(pretrained_model_name_or_path, cls, kwargs)
+        model, info = super().from_pretrained(
+            None, *args, config=checkpoint.config, state_dict=checkpoint.state_dict, **kwargs
+        )
         refuse_incomplete(str(pretrained_model_name_or_path), info)
         with naming(pretrained_model_name_or_path, "weights"):
             model.check_weights()
-        model.stored_format = "hf-dspark" if foreign is None else model.config.source_format
-        if pretrained_model_name_or_path is not None:
-            model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
-            model.training_record = load_training_record(pretrained_model_name_or_path)
+        model.config.name_or_path = str(pretrained_model_name_or_path)
+        model.stored_format = checkpoint.format
+        model.generation_config = load_generation_config(
+            pretrained_model_name_or_path, model.config, kwargs, checkpoint.is_changed
+        )
+        model.training_record = load_training_record(pretrained_model_name_or_path, kwargs.get("subfolder"))
         return (model, info) if want_info else model
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
