@@ -27,13 +27,15 @@ from transformers.utils import logging
 from ..models.configuration_drafter import DRAFTER_TYPES, DrafterConfig
 from ..models.loading import refuse_incomplete
 from . import deepspec, eagle, sglang, specforge, speculators, transformers_dflash, zlab
-from .fields import refuse_two_rotaries
+from .fields import refuse_two_rotaries, required
 from .files import CONFIG_NAME, LOCATION, read_config, read_weights
 
 
 logger = logging.get_logger(__name__)
 # The first that recognises a config reads it; SpecForge writes z-lab's layout with more in it.
 FORMATS = (speculators, deepspec, specforge, zlab, transformers_dflash, eagle)
+# Of a config in our own format; it has them all, so that later defaults change no drafter.
+NEVER_GUESSED = ("text_config", "block_size", "sample_from_anchor")
 # Our own format is what `save_pretrained` writes.
 WRITERS = {"deepspec": deepspec, "speculators": speculators, "sglang": sglang, "zlab": zlab}
 
@@ -78,6 +80,7 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
     state_dict = read_weights(name_or_path, location, kwargs.pop("variant", None))
     given, overrides = kwargs.pop("config", None), _overrides(drafter_class.config_class, kwargs)
     with naming(name_or_path, CONFIG_NAME):
+        refuse_two_rotaries(raw)
         if given is None:
             config = _read_fields(reader, raw, state_dict, drafter_class.config_class, overrides)
         else:
@@ -110,10 +113,10 @@ def _read_fields(
     config_class: type,
     overrides: dict[str, Any],
 ) -> DrafterConfig:
-    for part in (raw, *raw.values()):
-        if isinstance(part, dict):
-            refuse_two_rotaries(part)
     if reader is None:
+        for name in NEVER_GUESSED:
+            if hasattr(config_class, name):
+                required(name, raw | overrides)
         return config_class.from_dict(raw | overrides)
     shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
     return config_class(**(reader.read_config(raw, shapes) | overrides))
@@ -144,8 +147,8 @@ def drafter_type(name_or_path: Any, **location: Any) -> str:
 def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType | None]:
     """The drafter's type, and who reads it: `None` for ourselves."""
     model_type = raw.get("model_type")
-    # Others name the type too, but the transformer of a draft stands in `text_config` here alone.
-    if model_type in DRAFTER_TYPES and "text_config" in raw:
+    # Others may name the type too, but not the version of our fields.
+    if model_type in DRAFTER_TYPES and "format_version" in raw:
         return model_type, None
     with naming(name_or_path, CONFIG_NAME):
         for reader in FORMATS:

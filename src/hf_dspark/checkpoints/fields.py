@@ -80,18 +80,21 @@ def refuse_convention(config: dict[str, Any], name: str, theirs: Any) -> None:
 
 def refuse_two_rotaries(config: dict[str, Any]) -> None:
     """
-    Refuses rotary settings given by both their older and their newer name, and differently.
+    Refuses rotary settings given by both their older and their newer name, and differently, wherever they stand.
 
     Raises:
         ValueError: Naming both.
     """
-    older, newer = config.get("rope_scaling"), config.get("rope_parameters")
-    if older is None or newer is None:
-        return
+    for part in filter(lambda value: isinstance(value, dict), (config, *config.values())):
+        older, newer = part.get("rope_scaling"), part.get("rope_parameters")
+        if older is not None and newer is not None and not _same_rotary(older, newer):
+            raise ValueError(f"`rope_scaling` {older} contradicts `rope_parameters` {newer}. Remove the wrong one.")
+
+
+def _same_rotary(older: dict[str, Any], newer: dict[str, Any]) -> bool:
     renamed = {"rope_type" if name == "type" else name: value for name, value in older.items()}
-    # The older ones had the base beside them.
-    if {"rope_theta": newer.get("rope_theta")} | renamed != {"rope_theta": None} | newer:
-        raise ValueError(f"`rope_scaling` {older} contradicts `rope_parameters` {newer}. Remove the wrong one.")
+    # The base stood beside the older ones.
+    return {"rope_theta": newer.get("rope_theta")} | renamed == {"rope_theta": None} | newer
 
 
 def transformer(

@@ -199,7 +199,7 @@ class Adapters:
         try:
             inject_adapter_in_model(config, self, adapter_name)
             result = set_peft_model_state_dict(self, stored, adapter_name)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
             message = " ".join(str(error).split())
             raise ValueError(f"The adapters {file} don't fit this drafter: {message}") from error
         wrong = [key for key in result.missing_keys if f".{adapter_name}." in key] + list(result.unexpected_keys)
