@@ -18,7 +18,7 @@ from .settings import SETTING_NAMES, effective
 
 
 SPECULATION_TYPE = "dflash"
-# Where criteria end a row in the middle of a round, that loop keeps what was accepted behind it.
+# What that loop leaves out or fails at. Criteria: what a round has accepted behind the end is kept there.
 UNSUPPORTED = (
     "stop_strings",
     "stopping_criteria",
