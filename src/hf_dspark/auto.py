@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
 
 from .checkpoints import LOCATION, drafter_type
-from .models.adapters import adapter_base, underlying_drafter
+from .models.adapters import ADAPTERS_PLACE, adapter_base, underlying_drafter
 from .models.dflash.configuration_dflash import DFlashConfig
 from .models.dflash.modeling_dflash import DFlashDrafter
 from .models.drafter import Drafter
@@ -55,7 +55,7 @@ class AutoDrafter:
         location = {k: kwargs[k] for k in LOCATION if k in kwargs}
         base = adapter_base(pretrained_model_name_or_path, location)
         if base is not None:
-            location.pop("revision", None)
+            location = {k: v for k, v in location.items() if k not in ADAPTERS_PLACE}
         kind = drafter_type(base or pretrained_model_name_or_path, **location)
         return DRAFTERS[kind].from_pretrained(pretrained_model_name_or_path, **kwargs)
 

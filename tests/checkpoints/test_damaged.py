@@ -7,113 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_target
+from checkpoint_files import edit_config, edit_weights, weights_of
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
-
-
-def edit_config(folder: Path, drop: tuple = (), nested: str | None = None, **fields) -> None:
-    """Sets and drops fields of a config.json, or of a `nested` part of it."""
-    config = json.loads((folder / "config.json").read_text())
-    part = config[nested] if nested else config
-    part.update(fields)
-    for name in drop:
-        del part[name]
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def edit_weights(folder: Path, drop: tuple = (), **tensors: torch.Tensor) -> None:
-    weights = load_file(folder / "model.safetensors") | {k.replace("__", "."): t for k, t in tensors.items()}
-    save_file({k: t for k, t in weights.items() if k not in drop}, folder / "model.safetensors")
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-@pytest.fixture(scope="session")
-def target():
-    return make_target("qwen3")
-
-
-@pytest.fixture
-def ours(target, tmp_path) -> Path:
-    """A DSpark drafter in our own format."""
-    drafter = DSparkDrafter.from_target(target, mask_token_id=63, markov_rank=8, block_size=4)
-    drafter.save_pretrained(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def ours_reduced(target, tmp_path) -> Path:
-    """An EAGLE-3 drafter with a reduced vocabulary in our own format."""
-    counts = torch.arange(64) % 7
-    drafter = Eagle3Drafter.from_target(
-        target, draft_vocab_size=16, token_counts=counts, target_layer_ids=[1, 1, 0], init_from_target=False
-    )
-    drafter.save_pretrained(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def zlab(target, tmp_path) -> Path:
-    """A DFlash drafter as z-lab writes them."""
-    drafter = DFlashDrafter.from_target(target, mask_token_id=63, block_size=4, sample_from_anchor=False)
-    drafter.save_pretrained(tmp_path)
-    nested = {"mask_token_id": 63, "target_layer_ids": drafter.config.target_layer_ids}
-    theirs = {"architectures": ["DFlashDraftModel"], "num_target_layers": 4, "block_size": 4, "dflash_config": nested}
-    (tmp_path / "config.json").write_text(json.dumps(drafter.config.text_config.to_dict() | theirs))
-    return tmp_path
-
-
-@pytest.fixture
-def speculators(target, tmp_path) -> Path:
-    """A DSpark drafter with a reduced vocabulary as speculators writes them."""
-    drafter = DSparkDrafter.from_target(
-        target,
-        mask_token_id=63,
-        markov_rank=8,
-        block_size=4,
-        draft_vocab_size=16,
-        token_counts=torch.arange(64) % 7,
-    )
-    drafter.save_pretrained(tmp_path)
-    config = drafter.config
-    theirs = {
-        "architectures": ["DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": [i + 1 for i in config.target_layer_ids],
-        "block_size": 4,
-        "confidence_head_with_markov": True,
-        "draft_vocab_size": 16,
-        "enable_confidence_head": True,
-        "markov_head_type": "vanilla",
-        "markov_rank": 8,
-        "mask_token_id": 63,
-        "sample_from_anchor": True,
-        "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]},
-        "speculators_model_type": "dspark",
-        "speculators_version": "0.8.0",
-        "transformer_layer_config": config.text_config.to_dict(),
-    }
-    (tmp_path / "config.json").write_text(json.dumps(theirs))
-    return tmp_path
-
-
-@pytest.fixture
-def eagle(ours_reduced) -> Path:
-    """An EAGLE-3 drafter as the method's authors write them."""
-    config = json.loads((ours_reduced / "config.json").read_text())
-    theirs = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 16}
-    (ours_reduced / "config.json").write_text(json.dumps(config["text_config"] | theirs))
-    weights = {k.replace("layers.0.", "midlayer."): t for k, t in weights_of(ours_reduced).items()}
-    save_file(weights, ours_reduced / "model.safetensors")
-    return ours_reduced
-
-
-@pytest.fixture(params=["ours", "zlab", "speculators"])
-def any_folder(request) -> Path:
-    return request.getfixturevalue(request.param)
+from hf_dspark import AutoDrafter
 
 
 def assert_refused(folder: Path, *words: str, error: type[Exception] = ValueError) -> None:
@@ -228,6 +126,57 @@ def test_weights_that_hold_integers(any_folder):
     assert_refused(any_folder, "fc.weight", "integers")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(any_folder, value):
+    weight = weights_of(any_folder)["fc.weight"].clone()
+    weight[3, 5] = value
+    edit_weights(any_folder, fc__weight=weight)
+    assert_refused(any_folder, "model.safetensors", "fc.weight", "NaN or infinite")
+
+
+def pickle_weights(folder: Path, change=lambda weights: None) -> Path:
+    """Turns the weights into a `.bin`, as older projects and transformers write them."""
+    weights = weights_of(folder)
+    change(weights)
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+def test_pickled_weights_load(any_folder):
+    whole = AutoDrafter.from_pretrained(any_folder).state_dict()
+    pickle_weights(any_folder)
+    pickled = AutoDrafter.from_pretrained(any_folder).state_dict()
+    assert all(torch.equal(pickled[key], whole[key]) for key in whole)
+
+
+def test_pickled_weights_cut_off(any_folder):
+    file = pickle_weights(any_folder)
+    file.write_bytes(file.read_bytes()[:-1000])
+    assert_refused(any_folder, "pytorch_model.bin", "damaged")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: weights.pop("fc.weight"), ("missing", "fc.weight")),
+        (lambda weights: weights.update({"gate.weight": torch.zeros(3)}), ("unknown", "gate.weight")),
+        (lambda weights: weights.update({"fc.weight": torch.zeros(32, 33)}), ("fc.weight", "33")),
+        (lambda weights: weights["fc.weight"].fill_(float("nan")), ("pytorch_model.bin", "fc.weight", "NaN")),
+    ],
+)
+def test_pickled_weights_that_do_not_fit(any_folder, change, words):
+    pickle_weights(any_folder, change)
+    assert_refused(any_folder, *words)
+
+
+def test_index_without_metadata_loads(any_folder):
+    split_into_shards(any_folder)
+    index = any_folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
+    AutoDrafter.from_pretrained(any_folder)
+
+
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", 5, None])
 def test_index_that_names_no_file_beside_it(any_folder, name):
     split_into_shards(any_folder)
@@ -271,6 +220,13 @@ def test_d2t_and_t2d_contradict_each_other(name, request):
     folder = request.getfixturevalue(name)
     edit_weights(folder, t2d=~weights_of(folder)["t2d"])
     assert_refused(folder, "d2t", "t2d", "disagree")
+
+
+@pytest.mark.parametrize("name", ["ours_reduced", "speculators", "eagle"])
+def test_d2t_that_was_cast_to_floating_point(name, request):
+    folder = request.getfixturevalue(name)
+    edit_weights(folder, d2t=weights_of(folder)["d2t"].to(torch.bfloat16))
+    assert_refused(folder, "d2t", "whole numbers")
 
 
 @pytest.mark.parametrize("name", ["speculators", "eagle"])
@@ -326,6 +282,14 @@ def test_layer_ids_out_of_range(name, request):
     assert_refused(folder, "config.json", field, "[3]")
 
 
+@pytest.mark.parametrize("name", LAYER_IDS)
+def test_layer_ids_below_the_embeddings(name, request):
+    """Known to be wrong without the target."""
+    folder, (field, place) = request.getfixturevalue(name), LAYER_IDS[name]
+    edit_config(folder, **place, **{field: [-2, 0]})
+    assert_refused(folder, "config.json", "target_layer_ids")
+
+
 def test_layer_ids_out_of_range_of_the_target(speculators, target):
     """This format doesn't say how deep the target is."""
     edit_config(speculators, aux_hidden_state_layer_ids=[4])
@@ -353,6 +317,12 @@ def test_mask_token_out_of_range(name, request):
 def test_block_size_of_the_wrong_type(any_folder):
     edit_config(any_folder, block_size="four")
     assert_refused(any_folder, "config.json", "block_size")
+
+
+@pytest.mark.parametrize("field", ["text_config", "block_size", "sample_from_anchor", "format_version"])
+def test_field_of_our_own_format_missing(ours, field):
+    edit_config(ours, drop=(field,))
+    assert_refused(ours, "model_type" if field == "format_version" else f"`{field}` is missing")
 
 
 def test_block_convention_missing(speculators):
@@ -383,6 +353,17 @@ def test_sliding_layers_without_a_window(zlab):
 def test_rotary_bases_contradict_each_other(zlab):
     edit_config(zlab, rope_theta=5.0, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
     assert_refused(zlab, "config.json", "rope_theta")
+
+
+@pytest.mark.parametrize("name", ["ours", "zlab", "speculators"])
+def test_rotary_settings_by_both_names_contradict_each_other(name, request):
+    folder = request.getfixturevalue(name)
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+    edit_config(folder, nested=PLACES[name], rope_parameters=yarn, rope_scaling={"type": "linear", "factor": 4.0})
+    assert_refused(folder, "config.json", "rope_scaling", "rope_parameters")
+    same = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    edit_config(folder, nested=PLACES[name], rope_scaling=same)
+    assert AutoDrafter.from_pretrained(folder).config.text_config.rope_parameters["factor"] == 4.0
 
 
 def test_unknown_head_type(speculators):
@@ -474,3 +455,70 @@ def test_state_of_an_rnn_head_that_begins_elsewhere(speculators):
 def test_decoding_settings(any_folder, text):
     (any_folder / "generation_config.json").write_text(text)
     assert_refused(any_folder, "generation_config.json")
+
+
+# ------------------------------------------------------------------ adapters
+
+
+@pytest.fixture
+def adapters(ours) -> Path:
+    """Adapters of the drafter in our own format, in a folder of their own."""
+    drafter = get_peft_model(AutoDrafter.from_pretrained(ours), LoraConfig(r=2, target_modules=["q_proj"]))
+    drafter.save_pretrained(ours / "adapters")
+    edit_adapter_config(ours / "adapters", base_model_name_or_path=str(ours))
+    return ours / "adapters"
+
+
+def edit_adapter_config(folder: Path, **fields) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def edit_adapters(folder: Path, change) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    change(weights)
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+LORA = "base_model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def test_undamaged_adapters_load(adapters):
+    assert AutoDrafter.from_pretrained(adapters).has_adapters
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_adapter_config_cut_off(adapters, text):
+    (adapters / "adapter_config.json").write_text(text)
+    assert_refused(adapters, "adapter_config.json", "damaged")
+
+
+@pytest.mark.parametrize("field", [{"peft_type": "NEWER"}, {"peft_type": None}, {"r": "two"}])
+def test_adapter_config_with_damaged_fields(adapters, field):
+    edit_adapter_config(adapters, **field)
+    assert_refused(adapters, "adapter")
+
+
+def test_adapter_weights_cut_off(adapters):
+    file = adapters / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert_refused(adapters, "adapter_model.safetensors", "cut off")
+
+
+def test_adapter_weights_missing(adapters):
+    (adapters / "adapter_model.safetensors").unlink()
+    assert_refused(adapters, "adapter_model.safetensors", "missing", error=OSError)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: weights.pop(LORA), ("missing", "layers.0.self_attn.q_proj.lora_A")),
+        (lambda weights: weights.update(gate=torch.zeros(3)), ("unknown", "gate")),
+        (lambda weights: weights.update({LORA: torch.zeros(3, 3)}), ("layers.0.self_attn.q_proj.lora_A", "[3, 3]")),
+        (lambda weights: weights[LORA].fill_(float("nan")), (LORA, "NaN")),
+    ],
+)
+def test_adapter_weights_that_do_not_fit(adapters, change, words):
+    edit_adapters(adapters, change)
+    assert_refused(adapters, "adapter_model.safetensors", *words)

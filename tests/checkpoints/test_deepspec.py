@@ -123,7 +123,8 @@ def test_decoding_settings_beside_their_weights(copy):
     [
         ("qwen3_dspark_vanilla", "target_layer_ids", "no `target_layer_ids`.*can't be guessed"),
         ("qwen3_eagle3", "target_layer_ids", "no `target_layer_ids`.*can't be guessed"),
-        ("qwen3_dflash", "mask_token_id", "no `mask_token_id`.*can't be guessed"),
+        ("qwen3_dflash", "mask_token_id", "`mask_token_id` is missing"),
+        ("qwen3_dflash", "block_size", "`block_size` is missing"),
     ],
 )
 def test_conventions_are_never_guessed(name, missing, message, copy):

@@ -8,10 +8,13 @@ import torch
 from conftest import make_target
 from transformers import (
     GenerationConfig,
+    MaxTimeCriteria,
     MuseGlimmerAssistantConfig,
     MuseGlimmerAssistantModel,
     MuseGlimmerConfig,
     MuseGlimmerForConditionalGeneration,
+    StaticCache,
+    StoppingCriteriaList,
 )
 
 from hf_dspark import AutoDrafter, DFlashConfig, DFlashDrafter, DSparkDrafter, Eagle3Drafter
@@ -177,3 +180,60 @@ def test_another_speculation_type_is_refused():
     target = make_target("qwen3")
     with pytest.raises(ValueError, match="speculation_type='medusa'"):
         target.generate(torch.tensor([[1, 2]]), assistant_model=make_drafter(target), speculation_type="medusa")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num_assistant_tokens": 2}, "num_assistant_tokens"),
+        ({"assistant_confidence_threshold": 0.5}, "assistant_confidence_threshold"),
+        ({"verification_schedule": "confidence"}, "verification_schedule"),
+        ({"confidence_temperatures": [1.0] * 4}, "confidence_temperatures"),
+        ({"draft_context_window": 4}, "draft_context_window"),
+        ({"cache_implementation": "static"}, "a static cache"),
+        ({"cache_implementation": "quantized"}, "a quantized cache"),
+        ({"output_hidden_states": True, "output_scores": True}, "output_hidden_states"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"num_beams": 2}, "num_beams > 1"),
+        ({"use_cache": False}, "use_cache=False"),
+        ({"dola_layers": "low"}, "dola_layers"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"assistant_early_exit": 2}, "assistant_early_exit"),
+        ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight"),
+        ({"stop_strings": ["a"]}, "stop_strings"),
+        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])}, "stopping_criteria"),
+    ],
+)
+@pytest.mark.parametrize("passed", ["in the call", "in a config"])
+def test_what_their_loop_can_not_honour_is_refused_by_name(option, message, passed):
+    target = make_target("qwen3")
+    ask = {"assistant_model": make_drafter(target), "speculation_type": "dflash", "return_dict_in_generate": True}
+    if passed == "in a config" and "stopping_criteria" not in option:
+        config = GenerationConfig(speculation_type="dflash")
+        for name, value in option.items():
+            setattr(config, name, value)
+        option = {"generation_config": config}
+    with recorded_positions(target) as starts, pytest.raises(ValueError, match=f"speculation_type.*{message}"):
+        target.generate(torch.tensor([[1, 2]]), **ask, **option)
+    assert starts == []
+
+
+def test_a_static_cache_of_ones_own_is_refused():
+    target = make_target("qwen3")
+    cache = StaticCache(config=target.config, max_cache_len=32)
+    with pytest.raises(ValueError, match="does not support a static cache"):
+        target.generate(
+            torch.tensor([[1, 2]]),
+            assistant_model=make_drafter(target),
+            speculation_type="dflash",
+            past_key_values=cache,
+        )
+
+
+def test_processors_are_honoured_in_their_loop():
+    target = make_target("qwen3")
+    ids = torch.randint(63, (1, 9), generator=torch.Generator().manual_seed(5))
+    settings = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    drafted = run(target, ids, assistant_model=make_drafter(target), speculation_type="dflash", **settings)[0]
+    assert drafted == run(target, ids, **settings)[0]

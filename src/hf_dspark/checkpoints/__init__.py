@@ -2,7 +2,7 @@
 Other projects' checkpoints, one file each. A format is a module with three functions:
 
 - `recognise(config) -> str | None`: our `model_type` for a config.json (a `dict`) of this format;
-- `read_config(config, keys) -> dict`: the fields of our config, given the names of the stored tensors too;
+- `read_config(config, shapes) -> dict`: the fields of our config, given the stored tensors' names and shapes too;
 - `read_weights(state_dict, config) -> dict`: our state dict of theirs, `config` being ours.
 
 A format that we write has the mirror of the last two, `write_config(config, keys)` and
@@ -12,6 +12,8 @@ What several of them share is in `fields.py`, the files themselves in `files.py`
 and name it in `FORMATS`.
 """
 
+import copy
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -20,57 +22,122 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+from transformers.utils import logging
 
+from ..models.configuration_drafter import NAMES, DrafterConfig
 from ..models.loading import refuse_incomplete
 from . import deepspec, eagle, sglang, specforge, speculators, transformers_dflash, zlab
-from .files import CONFIG_NAME, LOCATION, check_weights, read_config, read_weights
+from .fields import refuse_two_rotaries, required
+from .files import CONFIG_NAME, LOCATION, read_config, read_weights
 
 
+logger = logging.get_logger(__name__)
 # The first that recognises a config reads it; SpecForge writes z-lab's layout with more in it.
 FORMATS = (speculators, deepspec, specforge, zlab, transformers_dflash, eagle)
-NATIVE = ("dspark", "dflash", "eagle3")
+# Of a config in our own format; it has them all, so that later defaults change no drafter.
+NEVER_GUESSED = ("text_config", "block_size", "sample_from_anchor")
 # Our own format is what `save_pretrained` writes.
 WRITERS = {"deepspec": deepspec, "speculators": speculators, "sglang": sglang, "zlab": zlab}
 
 
-def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, Any]) -> tuple[Any, dict] | None:
+@dataclasses.dataclass
+class Checkpoint:
     """
-    Config and weights of a checkpoint in another project's format, as ours. That they fit each other is checked before
-    anything is allocated.
+    A checkpoint as it was read.
+
+    Args:
+        config (`DrafterConfig`): Our config.
+        state_dict (`dict[str, torch.Tensor]`): Our state dict.
+        format (`str`): The format of its files.
+        is_changed (`bool`): Whether the caller gave another config, or fields of it.
+    """
+
+    config: DrafterConfig
+    state_dict: dict[str, torch.Tensor]
+    format: str
+    is_changed: bool
+
+
+def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, Any]) -> Checkpoint:
+    """
+    Config and weights of a checkpoint in any format, as ours. That they fit each other is checked before anything is
+    allocated.
 
     Args:
         name_or_path (`str`): Folder or Hub id.
         drafter_class (`type`): The class that is being loaded.
-        kwargs (`dict`): `from_pretrained`'s arguments.
-
-    Returns:
-        The config and state dict, or `None` for a checkpoint in our own format, whose files have been checked.
+        kwargs (`dict`): `from_pretrained`'s arguments. Those that say what to read instead are taken out: `config`,
+            `variant`, and fields of the config.
 
     Raises:
+        OSError: If a file is missing.
         ValueError: If the checkpoint is no drafter that we know, one of another class, or damaged.
     """
     location = {k: kwargs[k] for k in LOCATION if k in kwargs}
     raw = read_config(name_or_path, location)
     model_type, reader = _recognise(name_or_path, raw)
     _require_class(name_or_path, model_type, drafter_class)
-    config_class = drafter_class.config_class
-    if reader is None:
-        with naming(name_or_path, CONFIG_NAME):
-            overridden = {k: v for k, v in kwargs.items() if hasattr(config_class, k)}
-            config = config_class.from_dict(raw | overridden)
-            config.require_complete()
-        if kwargs.get("variant") is None:
-            _require_fitting(name_or_path, drafter_class, config, check_weights(name_or_path, location))
-        return None
-    state_dict = read_weights(name_or_path, location)
+    state_dict = read_weights(name_or_path, location, kwargs.pop("variant", None))
+    given, overrides = kwargs.pop("config", None), _overrides(drafter_class.config_class, kwargs)
     with naming(name_or_path, CONFIG_NAME):
-        config = config_class(**reader.read_config(raw, state_dict.keys()))
+        refuse_two_rotaries(raw)
+        if given is None:
+            config = _read_fields(reader, raw, state_dict, drafter_class.config_class, overrides)
+        else:
+            config = _given_config(reader, given, drafter_class.config_class, overrides)
         config.require_complete()
-    with naming(name_or_path, "weights"):
-        state_dict = reader.read_weights(state_dict, config)
-    stored = {key: (tuple(tensor.shape), tensor.is_floating_point()) for key, tensor in state_dict.items()}
-    _require_fitting(name_or_path, drafter_class, config, stored)
-    return config, state_dict
+    if reader is not None:
+        with naming(name_or_path, "weights"):
+            state_dict = reader.read_weights(state_dict, config)
+    _require_fitting(name_or_path, drafter_class, config, state_dict)
+    if kwargs.get("dtype", kwargs.get("torch_dtype")) in (None, "auto"):
+        _warn_about_type(name_or_path, config, state_dict)
+    return Checkpoint(
+        config=config,
+        state_dict=state_dict,
+        format="hf-dspark" if reader is None else config.source_format,
+        is_changed=given is not None or bool(overrides),
+    )
+
+
+def _overrides(config_class: type, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes the fields of a drafter's config out of `from_pretrained`'s arguments."""
+    names = {f.name for f in dataclasses.fields(config_class)} - {f.name for f in dataclasses.fields(PreTrainedConfig)}
+    return {name: kwargs.pop(name) for name in names & kwargs.keys()}
+
+
+def _read_fields(
+    reader: ModuleType | None,
+    raw: dict[str, Any],
+    state_dict: dict[str, torch.Tensor],
+    config_class: type,
+    overrides: dict[str, Any],
+) -> DrafterConfig:
+    if reader is None:
+        for name in NEVER_GUESSED:
+            if hasattr(config_class, name):
+                required(name, raw | overrides)
+        return config_class.from_dict(raw | overrides)
+    shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
+    return config_class(**(reader.read_config(raw, shapes) | overrides))
+
+
+def _given_config(
+    reader: ModuleType | None, given: Any, config_class: type, overrides: dict[str, Any]
+) -> DrafterConfig:
+    """The config that the caller gives instead of the checkpoint's."""
+    if reader is not None:
+        raise ValueError(
+            "`config` can't stand in for the config of a checkpoint in another project's format, nor can AutoModel "
+            "read it. Use `hf_dspark.AutoDrafter.from_pretrained`, and pass single fields if some are to differ."
+        )
+    config = copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else config_class.from_pretrained(given)
+    if not isinstance(config, config_class):
+        raise ValueError(f"`config` is a {type(config).__name__}, and this drafter needs a {config_class.__name__}.")
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    return config
 
 
 def drafter_type(name_or_path: Any, **location: Any) -> str:
@@ -87,15 +154,17 @@ def weights_dtype(name_or_path: Any) -> torch.dtype:
 
 def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType | None]:
     """The drafter's type, and who reads it: `None` for ourselves."""
-    if raw.get("model_type") in NATIVE:
-        return raw["model_type"], None
+    model_type = raw.get("model_type")
+    # Others may name the type too, but not the version of our fields.
+    if model_type in NAMES and "format_version" in raw:
+        return model_type, None
     with naming(name_or_path, CONFIG_NAME):
         for reader in FORMATS:
-            model_type = reader.recognise(raw)
-            if model_type is not None:
-                return model_type, reader
+            kind = reader.recognise(raw)
+            if kind is not None:
+                return kind, reader
     raise ValueError(
-        f"{name_or_path} is no drafter checkpoint that hf-dspark knows: model_type {raw.get('model_type')!r}, "
+        f"{name_or_path} is no drafter checkpoint that hf-dspark knows: model_type {model_type!r}, "
         f"architectures {raw.get('architectures')}. If it is a language model, pass it as the target instead."
     )
 
@@ -119,7 +188,7 @@ def _shortened(message: str) -> str:
 
 
 def _require_fitting(
-    name_or_path: Any, drafter_class: type, config: Any, stored: dict[str, tuple[tuple[int, ...], bool]]
+    name_or_path: Any, drafter_class: type, config: DrafterConfig, stored: dict[str, torch.Tensor]
 ) -> None:
     """
     Compares a drafter as its config describes it, without memory for its weights, with the tensors that are there:
@@ -128,8 +197,6 @@ def _require_fitting(
     Raises:
         ValueError: Naming the keys that differ.
     """
-    if not stored:  # pickled weights in our own format have no header to look into
-        return
     depth = len({key.split(".")[1] for key in stored if key.startswith("layers.")})
     if depth != config.num_hidden_layers:
         raise ValueError(
@@ -138,20 +205,37 @@ def _require_fitting(
         )
     with naming(name_or_path, CONFIG_NAME), torch.device("meta"):
         wanted = drafter_class(config).state_dict()
-    common, shapes = wanted.keys() & stored.keys(), {key: tuple(tensor.shape) for key, tensor in wanted.items()}
+    shapes = {key: (tuple(stored[key].shape), tuple(wanted[key].shape)) for key in wanted.keys() & stored.keys()}
     refuse_incomplete(
         str(name_or_path),
         {
             "missing_keys": wanted.keys() - stored.keys(),
             "unexpected_keys": {key for key in stored.keys() - wanted.keys() if not key.endswith(".inv_freq")},
-            "mismatched_keys": [(k, stored[k][0], shapes[k]) for k in common if stored[k][0] != shapes[k]],
+            "mismatched_keys": [(key, theirs, ours) for key, (theirs, ours) in shapes.items() if theirs != ours],
         },
     )
-    integers = sorted(key for key in common if wanted[key].is_floating_point() and not stored[key][1])
+    kinds = {key: (stored[key].is_floating_point(), wanted[key].is_floating_point()) for key in shapes}
+    integers = sorted(key for key, kind in kinds.items() if kind == (False, True))
     if integers:
         raise ValueError(
             f"{name_or_path} (weights): {', '.join(integers[:5])} hold integers, as quantized weights do. These "
             "can't be used here: fetch the checkpoint that they were made from."
+        )
+    fractions = sorted(key for key, kind in kinds.items() if kind == (True, False))
+    if fractions:
+        raise ValueError(
+            f"{name_or_path} (weights): {', '.join(fractions)} must hold whole numbers, and are stored as floating "
+            "point, which may have rounded them. Save the checkpoint again without casting them."
+        )
+
+
+def _warn_about_type(name_or_path: Any, config: DrafterConfig, stored: dict[str, torch.Tensor]) -> None:
+    types = {tensor.dtype for tensor in stored.values() if tensor.is_floating_point()}
+    if config.dtype is not None and config.dtype not in types:
+        held = ", ".join(sorted(map(str, types)))
+        logger.warning(
+            f"{name_or_path}: {CONFIG_NAME} says {config.dtype}, the weights are stored as {held}. They are loaded "
+            f"as {config.dtype}, as transformers does; pass `dtype=` for another type."
         )
 
 

@@ -4,13 +4,13 @@ shows in `architectures` alone, and a DFlash drafter is a DSpark one without hea
 target's embedding and LM head.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import AutoConfig
 
 from ..models import configuration_gemma4 as gemma4
-from .fields import architecture, refuse_convention, required, transformer
+from .fields import architecture, heads, refuse_convention, required, stored_dtype, transformer
 from .writing import given, named_layers, transformer_fields
 
 
@@ -52,7 +52,7 @@ def recognise(config: dict[str, Any]) -> str | None:
     return None
 
 
-def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Our config fields for their config.json."""
     assumed: dict[str, str] = {}
     fields = {
@@ -60,7 +60,7 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         "target_layer_ids": config.get("target_layer_ids"),
         "num_target_layers": config.get("num_target_layers"),
         "target_name_or_path": config.get("target_model_name_or_path"),
-        "dtype": config.get("dtype"),
+        "dtype": stored_dtype(config),
         "own_embedding": True,
         "own_head": True,
         "assumed": assumed,
@@ -71,16 +71,8 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         return fields | _present(config, num_drafts="ttt_length", step_loss_decay="step_loss_decay")
     # All slots of a block propose in this project; the config does not say so.
     refuse_convention(config, "sample_from_anchor", True)
-    fields |= _present(config, block_size="block_size", mask_token_id="mask_token_id") | {"sample_from_anchor": True}
-    if kind == "dflash":
-        return fields
-    return fields | _present(
-        config,
-        markov_rank="markov_rank",
-        markov_head_type="markov_head_type",
-        enable_confidence_head="enable_confidence_head",
-        confidence_head_with_markov="confidence_head_with_markov",
-    )
+    fields |= {name: required(name, config) for name in ("block_size", "mask_token_id")} | {"sample_from_anchor": True}
+    return fields if kind == "dflash" else fields | heads(shapes, assumed, config)
 
 
 def _transformer(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     for name in NORMS:
         refuse_convention(config, name, False)
     assumed: dict[str, str] = {}
-    text = transformer(config, assumed, DRAFTER_FIELDS)
+    text = transformer(config, assumed, DRAFTER_FIELDS, family="llama")
     # Only our own exports say how many tokens a round proposes.
     drafts = {"num_drafts": config["ttt_length"]} if "ttt_length" in config else {}
     return (

@@ -1,9 +1,6 @@
 """The files of a checkpoint, in a folder or on the Hub: config.json, and weights in one file or in shards."""
 
-import json
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,13 @@ from transformers.utils import (
     cached_file,
 )
 
+from ..models.loading import read_object
+
 
 # What of `from_pretrained`'s arguments says where to look.
 LOCATION = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 CONFIG_NAME = "config.json"
+COMPUTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
@@ -36,55 +36,56 @@ def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
         raise OSError(f"{name_or_path} has no {CONFIG_NAME}: it is no checkpoint.")
     if not Path(file).is_file():
         raise OSError(f"{file} is no file: {name_or_path} is no checkpoint.")
-    try:
-        config = json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}. Fetch or save the checkpoint again.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} is damaged: it holds no JSON object. Fetch or save the checkpoint again.")
-    return config
+    return read_object(file)
 
 
-def read_weights(name_or_path: Any, location: dict[str, Any]) -> dict[str, torch.Tensor]:
+def read_weights(name_or_path: Any, location: dict[str, Any], variant: str | None = None) -> dict[str, torch.Tensor]:
     """
-    All tensors of a checkpoint. Those of safetensors stay memory-mapped until used; pickled ones (`.bin`) are read
-    by torch's weights-only loading, which runs no code.
+    All tensors of a checkpoint, or of a `variant` of it. They stay memory-mapped until used.
 
     Raises:
         OSError: If there are no weights, or a shard is missing.
         ValueError: If a file is damaged, or a shard lacks tensors that the index promises.
     """
     tensors = {}
-    for file, promised in weight_files(name_or_path, location):
-        held = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
-        _require_promised(file, promised, held)
+    for file, promised in _weight_files(name_or_path, location, variant):
+        held = read_tensors(file)
+        missing = promised - held.keys()
+        if missing:
+            raise ValueError(f"{file} lacks tensors that its index promises: {_some(missing)}. Fetch the shard again.")
         tensors.update(held)
     return tensors
 
 
-def check_weights(name_or_path: Any, location: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], bool]]:
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """
-    Checks the files of a safetensors checkpoint by their headers, before anything is read.
-
-    Returns:
-        `dict[str, tuple]`: of each tensor its shape and whether it holds floating-point numbers.
+    The tensors of one file: safetensors, or pickled ones (`.bin`) by torch's weights-only loading, which runs no code.
 
     Raises:
-        OSError, ValueError: As in [`read_weights`].
+        ValueError: If the file is damaged, holds something else, or numbers that are none.
     """
-    found = {}
-    for file, promised in weight_files(name_or_path, location):
-        if file.suffix == ".safetensors":
-            with _opened(file) as tensors:
-                _require_promised(file, promised, tensors.keys())
-                for key in tensors.keys():  # noqa: SIM118
-                    header = tensors.get_slice(key)
-                    # F32, BF16 and the like, and not BOOL, I64 or U8.
-                    found[key] = tuple(header.get_shape()), header.get_dtype().startswith(("F", "BF"))
-    return found
+    tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+    bad = {key for key, tensor in tensors.items() if tensor.dtype in COMPUTED and not _is_finite(tensor)}
+    if bad:
+        raise ValueError(
+            f"{file} holds NaN or infinite numbers in {_some(bad)}, as a training run that diverged leaves them. "
+            "Use an earlier checkpoint."
+        )
+    return tensors
 
 
-def weight_files(name_or_path: Any, location: dict[str, Any]) -> list[tuple[Path, set[str]]]:
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # Without a mask of the tensor's size; NaN comes through both.
+    return not tensor.numel() or all(bound.isfinite() for bound in tensor.aminmax())
+
+
+def find_file(name_or_path: Any, name: str, location: dict[str, Any]) -> Path | None:
+    """A file of a checkpoint, if it has it."""
+    file = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **location)
+    return None if file is None else Path(file)
+
+
+def _weight_files(name_or_path: Any, location: dict[str, Any], variant: str | None) -> list[tuple[Path, set[str]]]:
     """
     The checkpoint's weight files, each with the keys that its index promises in it (none without an index).
 
@@ -92,51 +93,44 @@ def weight_files(name_or_path: Any, location: dict[str, Any]) -> list[tuple[Path
         OSError: If there are none, or a shard is missing.
     """
 
-    def find(name: str) -> Path | None:
-        file = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **location)
-        return None if file is None else Path(file)
+    def named(name: str) -> str:
+        stem, suffix = name.rsplit(".", 1)
+        return f"{stem}.{variant}.{suffix}" if variant else name
 
     for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
-        file = find(single)
+        file = find_file(name_or_path, named(single), location)
         if file is not None:
             return [(file, set())]
-        file = find(index)
+        file = find_file(name_or_path, named(index), location)
         if file is not None:
-            return _shards(file, find)
-    raise OSError(f"{name_or_path} has a {CONFIG_NAME} but no {SAFE_WEIGHTS_NAME}: the weights are missing.")
+            return _shards(file, name_or_path, location)
+    raise OSError(f"{name_or_path} has a {CONFIG_NAME} but no {named(SAFE_WEIGHTS_NAME)}: the weights are missing.")
 
 
-def _shards(index: Path, find: Any) -> list[tuple[Path, set[str]]]:
+def _shards(index: Path, name_or_path: Any, location: dict[str, Any]) -> list[tuple[Path, set[str]]]:
+    weight_map = read_object(index).get("weight_map")
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = {Path(name).name for name in weight_map.values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{index} is damaged: it holds no weight_map. Fetch or save the checkpoint again.") from error
     if names != set(weight_map.values()) or not names:
         raise ValueError(f"{index} is damaged: its weight_map must name files beside it. Save the checkpoint again.")
     shards = []
     for name in sorted(names):
         keys = {key for key, shard in weight_map.items() if shard == name}
-        file = find(name)
+        file = find_file(name_or_path, name, location)
         if file is None:
             raise OSError(f"{index} names the shard {name}, which is missing, and with it {_some(keys)}.")
         shards.append((file, keys))
     return shards
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     try:
-        tensors = safe_open(file, framework="pt")
+        with safe_open(file, framework="pt") as tensors:
+            return {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or cut off: {error}. Fetch or save the checkpoint again.") from error
-    with tensors:
-        yield tensors
-
-
-def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    with _opened(file) as tensors:
-        return {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
 
 
 def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
@@ -151,12 +145,6 @@ def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(held, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in held.values()):
         raise ValueError(f"{file} holds something else than a state dict of tensors.")
     return held
-
-
-def _require_promised(file: Path, promised: set[str], held: Any) -> None:
-    missing = promised - set(held)
-    if missing:
-        raise ValueError(f"{file} lacks tensors that its index promises: {_some(missing)}. Fetch the shard again.")
 
 
 def _some(keys: set[str]) -> str:

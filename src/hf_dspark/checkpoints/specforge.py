@@ -4,11 +4,11 @@ inside a block; DSpark has its heads described in `dflash_config`, and all slots
 its own embedding and a reduced LM head.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from . import eagle, zlab
-from .fields import architecture, one_value, refuse_convention, refuse_unknown
+from .fields import architecture, heads, refuse_convention, refuse_unknown
 
 
 EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -29,12 +29,12 @@ def recognise(config: dict[str, Any]) -> str | None:
     return "dflash" if name == zlab.ARCHITECTURE and "draft_vocab_size" in config else None
 
 
-def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Our config fields for their config.json."""
     kind = recognise(config)
     if kind == "eagle3":
         # Their `norm_output` is not ours: what is fed back is never normed here.
-        fields = eagle.read_config({k: v for k, v in config.items() if k not in ("fc_norm", "norm_output")}, keys)
+        fields = eagle.read_config({k: v for k, v in config.items() if k not in ("fc_norm", "norm_output")}, shapes)
         return fields | {"fc_norm": bool(config.get("fc_norm")), "source_format": "specforge"}
     nested = config["dflash_config"]
     known = {*zlab.NESTED, *HEADS, *TRAINING, "projector_type", "attention_mode"}
@@ -44,10 +44,11 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     refuse_convention(config, "sample_from_anchor", kind == "dspark")
     refuse_convention(config, "draft_vocab_size", config.get("vocab_size"))
     flat = {k: v for k, v in config.items() if k not in HEADS}
-    fields = zlab.block_fields(flat, keys, sliding_causal=True)
-    # SGLang reads them beside the transformer's fields.
-    heads = {name: one_value(name, nested, config) for name in HEADS if name in nested or name in config}
-    return fields | heads | {"sample_from_anchor": kind == "dspark", "source_format": "specforge"}
+    fields = zlab.block_fields(flat, shapes, sliding_causal=True)
+    if kind == "dspark":
+        # SGLang reads them beside the transformer's fields.
+        fields |= heads(shapes, fields["assumed"], nested, config)
+    return fields | {"sample_from_anchor": kind == "dspark", "source_format": "specforge"}
 
 
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:

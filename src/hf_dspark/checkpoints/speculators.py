@@ -5,12 +5,21 @@ EAGLE-3 begin at 1 there; rotary attention sees only differences, so it makes no
 counted from the anchor.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..models.eagle3.configuration_eagle3 import Eagle3Config
 from . import eagle
-from .fields import borrowed_or_own, reduced_size, refuse_unknown, required, stored_dtype, transformer, vocabulary_map
+from .fields import (
+    borrowed_or_own,
+    heads,
+    reduced_size,
+    refuse_unknown,
+    required,
+    stored_dtype,
+    transformer,
+    vocabulary_map,
+)
 from .writing import named_layers, transformer_fields
 
 
@@ -73,13 +82,13 @@ def recognise(config: dict[str, Any]) -> str | None:
     return method
 
 
-def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Our config fields for their config.json."""
     method, assumed = config["speculators_model_type"], {}
     version = config.get("speculators_version")
     refuse_unknown(KNOWN[method], f"The config of {method!r}, written by speculators {version},", config)
     text = transformer(required("transformer_layer_config", config), assumed)
-    fields = borrowed_or_own(keys) | {
+    fields = borrowed_or_own(shapes) | {
         "text_config": text,
         "draft_vocab_size": reduced_size(config, text.get("vocab_size")),
         "target_hidden_size": config.get("target_hidden_size"),
@@ -96,7 +105,9 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
         # was made for, only our own exports say.
         drafts = config.get("ttt_length") or max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)
         return fields | {"num_drafts": drafts}
-    fields |= _block_fields(config, assumed) | {name: config[name] for name in HEADS if name in config}
+    fields |= _block_fields(config, assumed)
+    if method == "dspark":
+        fields |= heads(shapes, assumed, config)
     if fields.get("markov_head_type") == "rnn" and not fields["sample_from_anchor"]:
         raise ValueError(
             "`markov_head_type` 'rnn' with `sample_from_anchor` False is not available: the state of that head begins "

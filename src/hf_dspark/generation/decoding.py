@@ -29,7 +29,14 @@ from .drafting import Drafting, committed_places
 from .features import concatenate_features, hidden_state_indices
 from .scheduling import make_schedule
 from .sequences import Sequences
-from .settings import SETTING_NAMES, DraftSettings, refuse_for_rows, refuse_unsupported, resolve_settings
+from .settings import (
+    SETTING_NAMES,
+    DraftSettings,
+    effective,
+    refuse_for_rows,
+    refuse_unsupported,
+    resolve_settings,
+)
 from .statistics import Speculation, SpeculativeOutput
 from .target import Target, TargetOfRows
 from .verification import SCORE_PROCESSORS, Decision, for_row, verify_in_order, verify_rows
@@ -97,9 +104,9 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     config = arguments.get("generation_config")
     call = {name: arguments.pop(name) for name in SETTING_NAMES if name in arguments}
     settings = resolve_settings(drafter, call, config)
-    if _effective("token_healing", arguments, config, target):
+    if effective("token_healing", arguments, config, target):
         raise ValueError("Decoding with a drafter does not support `token_healing`. Leave it out.")
-    stop_strings = _effective("stop_strings", arguments, config, target)
+    stop_strings = effective("stop_strings", arguments, config, target)
     criteria = []
     if stop_strings is not None:
         criteria.append(_stop_string_criteria(stop_strings, tokenizer))
@@ -107,14 +114,6 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     drafter.attach(target)
     loop = functools.partial(decode, drafter=drafter, settings=settings, streamer=streamer, extra_criteria=criteria)
     return original(target, custom_generate=loop, **arguments)
-
-
-def _effective(name: str, call: dict[str, Any], config: GenerationConfig | None, target: PreTrainedModel) -> Any:
-    """A generation option as `generate` will see it: the call's, then the passed config's, then the target's."""
-    for value in (call.get(name), getattr(config, name, None), getattr(target.generation_config, name, None)):
-        if value is not None:
-            return value
-    return None
 
 
 def _stop_string_criteria(

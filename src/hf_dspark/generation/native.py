@@ -9,14 +9,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..models.configuration_drafter import NAMES, PARTS
 from ..models.drafter import Drafter
+from .settings import SETTING_NAMES, effective
 
 
 SPECULATION_TYPE = "dflash"
+# What that loop leaves out or fails at. Criteria: what a round has accepted behind the end is kept there.
+UNSUPPORTED = (
+    "stop_strings",
+    "stopping_criteria",
+    "output_hidden_states",
+    "output_attentions",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+)
 
 
 def speculation_type(arguments: dict[str, Any]) -> str | None:
@@ -37,6 +49,7 @@ def generate_natively(original: Callable, target: PreTrainedModel, **arguments: 
         raise ValueError(
             f"Decoding with a drafter does not support `speculation_type={speculation_type(arguments)!r}`."
         )
+    refuse_options(target, arguments)
     drafter = arguments.pop("assistant_model")
     assistant = NativeAssistant(drafter, target)
     training = drafter.training
@@ -45,6 +58,38 @@ def generate_natively(original: Callable, target: PreTrainedModel, **arguments: 
         return original(target, assistant_model=assistant, **arguments)
     finally:
         drafter.train(training)
+
+
+def refuse_options(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    """
+    Refuses by name what transformers' loop would leave out, fail at or decode otherwise than plain `generate`.
+
+    Raises:
+        ValueError: Naming the option.
+    """
+    config = arguments.get("generation_config")
+
+    def option(name: str) -> Any:
+        return effective(name, arguments, config, target)
+
+    cache = arguments.get("cache", arguments.get("past_key_values"))
+    kind = option("cache_implementation") or ("static" if isinstance(cache, StaticCache) else "dynamic")
+    present = {f"`{name}`": option(name) for name in UNSUPPORTED}
+    # Ours, which are the drafter's to default to and not the target's.
+    given = {name: arguments.get(name, getattr(config, name, None)) for name in SETTING_NAMES}
+    present |= {f"`{name}`": value is not None for name, value in given.items()}
+    present |= {
+        "num_beams > 1": (option("num_beams") or 1) > 1,
+        "`assistant_ensemble_weight` (it changes the distribution)": option("assistant_ensemble_weight") is not None,
+        "`use_cache=False`": option("use_cache") is False,
+        f"a {kind} cache": "static" in kind or kind == "quantized",
+    }
+    for what, value in present.items():
+        if value:
+            raise ValueError(
+                f"`speculation_type={SPECULATION_TYPE!r}` is transformers' own loop, which does not support {what}. "
+                "Leave one of the two out."
+            )
 
 
 class NativeAssistant(nn.Module):

@@ -100,6 +100,14 @@ def resolve_settings(
     return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window)
 
 
+def effective(name: str, call: dict[str, Any], config: GenerationConfig | None, target: PreTrainedModel) -> Any:
+    """A generation option as `generate` will see it: the call's, then the passed config's, then the target's."""
+    for value in (call.get(name), getattr(config, name, None), getattr(target.generation_config, name, None)):
+        if value is not None:
+            return value
+    return None
+
+
 def _checked_temperatures(drafter: Drafter, temperatures: Any) -> tuple[float, ...] | None:
     if temperatures is None:
         return None

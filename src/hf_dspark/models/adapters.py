@@ -1,13 +1,16 @@
 """PEFT adapters on a drafter: finding their base, telling what they can't sit on, merging them."""
 
 import copy
-import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save_file
 from transformers.utils import cached_file
+
+from .loading import read_object
 
 
 if TYPE_CHECKING:
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# What of `from_pretrained`'s arguments says where the adapters are, and not their base.
+ADAPTERS_PLACE = ("revision", "subfolder")
 MODEL_CONFIG = "config.json"
 # What PEFT puts before a name in its files.
 PREFIX = "base_model.model."
@@ -47,12 +53,12 @@ def adapter_base(name_or_path: str | os.PathLike | None, location: dict[str, Any
         "_raise_exceptions_for_gated_repo": False,
         "_raise_exceptions_for_connection_errors": False,
     }
-    known = {k: v for k, v in location.items() if k in ("cache_dir", "revision", "token", "local_files_only")}
+    places = ("cache_dir", "token", "local_files_only", *ADAPTERS_PLACE)
+    known = {k: v for k, v in location.items() if k in places}
     file = cached_file(name_or_path, ADAPTER_CONFIG, **known, **quiet)
     if file is None or cached_file(name_or_path, MODEL_CONFIG, **known, **quiet) is not None:
         return None
-    with open(file, encoding="utf-8") as stream:
-        base = json.load(stream).get("base_model_name_or_path")
+    base = read_object(file).get("base_model_name_or_path")
     if not base:
         raise ValueError(
             f"{name_or_path} holds adapters and its {ADAPTER_CONFIG} does not name their base drafter. Load that "
@@ -125,6 +131,27 @@ def check_adapters(drafter: "Drafter") -> None:
         )
 
 
+def _read_config(name_or_path: str | os.PathLike, location: dict[str, Any]) -> Any:
+    from peft import PeftConfig
+
+    from ..checkpoints import naming
+
+    with naming(name_or_path, ADAPTER_CONFIG):
+        config = PeftConfig.from_pretrained(str(name_or_path), **location)
+    refuse_prompts(config)
+    return config
+
+
+def _read_weights(name_or_path: str | os.PathLike, location: dict[str, Any]) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The adapters' file, and its tensors by their names in the drafter."""
+    from ..checkpoints.files import find_file, read_tensors
+
+    file = next(filter(None, (find_file(name_or_path, name, location) for name in ADAPTER_WEIGHTS)), None)
+    if file is None:
+        raise OSError(f"{name_or_path} has an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS[0]}: the weights are missing.")
+    return file, {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(file).items()}
+
+
 class Adapters:
     """
     What a [`Drafter`] does with PEFT adapters. The names are those of transformers' `PeftAdapterMixin`, whose own
@@ -161,27 +188,24 @@ class Adapters:
         ```
         """
         require_peft()
-        from peft import PeftConfig
         from peft.functional import inject_adapter_in_model, set_adapter, set_peft_model_state_dict
-        from peft.utils import load_peft_weights
 
         active = self.active_adapters() if self.has_adapters else adapter_name
         if self.has_adapters and adapter_name in self.peft_config:
             raise ValueError(f"The drafter has adapters called {adapter_name!r} already; choose another name.")
-        config = PeftConfig.from_pretrained(str(peft_model_id), **hub)
-        refuse_prompts(config)
+        config = _read_config(peft_model_id, hub)
         config.inference_mode = not is_trainable
-        stored = load_peft_weights(str(peft_model_id), device="cpu", **hub)
-        stored = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+        file, stored = _read_weights(peft_model_id, hub)
         try:
             inject_adapter_in_model(config, self, adapter_name)
             result = set_peft_model_state_dict(self, stored, adapter_name)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"The adapters {peft_model_id} don't fit this drafter: {error}") from error
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            message = " ".join(str(error).split())
+            raise ValueError(f"The adapters {file} don't fit this drafter: {message}") from error
         wrong = [key for key in result.missing_keys if f".{adapter_name}." in key] + list(result.unexpected_keys)
         if wrong:
             raise ValueError(
-                f"The adapters {peft_model_id} don't fit this drafter: {len(wrong)} weights are missing or unknown, "
+                f"The adapters {file} don't fit this drafter: {len(wrong)} weights are missing or unknown, "
                 f"{wrong[0]} for one. Load the drafter that they were trained on."
             )
         check_adapters(self)

@@ -7,7 +7,7 @@ from transformers.configuration_utils import SubConfigSpec
 
 
 FORMAT_VERSION = 1
-# What people call the kinds of drafters, and the parts that they may borrow from their target.
+# By the `model_type` of its config, what people call a kind of drafter; and the parts that one may borrow.
 NAMES = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "EAGLE-3"}
 PARTS = {"embed_tokens": "token embedding", "lm_head": "LM head"}
 # Of a transformer's config, what decides what its layers and its head compute; no family has all of them.
@@ -163,14 +163,23 @@ class DrafterConfig(PreTrainedConfig):
             )
         if self.target_layer_ids != EAGLE3_LAYERS and any(type(i) is not int for i in self.target_layer_ids):
             raise ValueError(f"`target_layer_ids` {self.target_layer_ids} must be whole numbers.")
-        if self.num_target_layers is not None and self.target_layer_ids != EAGLE3_LAYERS:
-            # The last layer's output exists only behind the final norm in transformers.
-            bad = [i for i in self.target_layer_ids if not -1 <= i < self.num_target_layers - 1]
-            if bad:
-                raise ValueError(
-                    f"`target_layer_ids` {bad} are outside -1..{self.num_target_layers - 2}: the target has "
-                    f"{self.num_target_layers} layers and its last one can't be used as a feature. Correct the list."
-                )
+        self._require_layers()
+
+    def _require_layers(self) -> None:
+        if self.target_layer_ids == EAGLE3_LAYERS:
+            return
+        below = [i for i in self.target_layer_ids if i < -1]
+        if below:
+            raise ValueError(
+                f"`target_layer_ids` {below} name no layer: the first is 0, and -1 the embeddings. Correct the list."
+            )
+        # The last layer's output exists only behind the final norm in transformers.
+        above = [i for i in self.target_layer_ids if self.num_target_layers and i >= self.num_target_layers - 1]
+        if above:
+            raise ValueError(
+                f"`target_layer_ids` {above} are outside -1..{self.num_target_layers - 2}: the target has "
+                f"{self.num_target_layers} layers and its last one can't be used as a feature. Correct the list."
+            )
 
     def require_type(self, kind: type, *names: str) -> None:
         """

@@ -1,35 +1,25 @@
 """`Drafter`: the promises that every drafter keeps towards decoding, training and checkpoints."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .adapters import Adapters, adapter_base
+from .adapters import Adapters
 from .attachment import TargetParts, check_belongs, plain_weight, soft_cap, warn_about_types
 from .backbones import build_layers, family_of
+from .checkpointing import Checkpoints
 from .configuration_drafter import DrafterConfig
-from .export import export
-from .loading import (
-    default_generation_config,
-    load_generation_config,
-    load_training_record,
-    refuse_incomplete,
-    save_training_record,
-)
+from .loading import default_generation_config
 from .rows import Layout, RowCache, RowLayer
 from .vocabulary import check_vocabulary
 
 
-# What `save_pretrained(push_to_hub=True)` passes on.
-PUSH_ARGUMENTS = ("repo_id", "private", "revision", "create_pr", "commit_message", "commit_description", "tags")
 # Where configs keep the cap of the LM head's logits, if they have one.
 SOFTCAPPING = "final_logit_softcapping"
 # scores over the target's vocabulary [R, V], tokens drafted before this slot [R, k] -> tokens [R], distribution [R, V]
@@ -101,7 +91,7 @@ class DrafterOutput(ModelOutput):
     terms: dict[str, torch.Tensor] | None = None
 
 
-class Drafter(Adapters, PreTrainedModel):
+class Drafter(Adapters, Checkpoints, PreTrainedModel):
     """
     Base of [`DFlashDrafter`], [`DSparkDrafter`] and [`Eagle3Drafter`].
 
@@ -389,185 +379,6 @@ class Drafter(Adapters, PreTrainedModel):
         """Rotary tables of the positions `start .. start + length - 1`."""
         positions = torch.arange(length, device=like.device)[None] + start
         return self.rotary_emb(like, position_ids=positions)
-
-    # ------------------------------------------------------------------ making, loading, saving
-
-    @classmethod
-    def from_target(cls, target: PreTrainedModel | str, tokenizer: Any = None, **overrides: Any) -> "Drafter":
-        """
-        A fresh drafter for a target, with the paper's settings scaled to it.
-
-        Args:
-            target (`PreTrainedModel` or `str`): The target, or its Hub id or folder.
-            tokenizer (`PreTrainedTokenizerBase`, *optional*):
-                Lets an unused or reserved token be found for the masked slots of a block (DFlash, DSpark).
-            **overrides: Fields of the config that differ from the default, and
-
-                - `num_hidden_layers` (`int`): depth of the draft, 5 for DFlash and DSpark and 1 for EAGLE-3, or
-                  less on small targets;
-                - `token_counts` (`torch.Tensor` of shape `(vocab_size,)`): needed with `draft_vocab_size`;
-                - `init_from_target` (`bool`, defaults to `True`): begin as the target's own last layers where the
-                  shapes allow, with `fc` passing on the deepest feature. It learns much faster from there.
-
-        Returns:
-            `Drafter`: attached to the target, with float32 parameters.
-
-        Example:
-
-        ```python
-        >>> from hf_dspark import DSparkDrafter
-
-        >>> drafter = DSparkDrafter.from_target(target, mask_token_id=3, num_hidden_layers=2)  # doctest: +SKIP
-        >>> drafter.save_pretrained("my-drafter")  # doctest: +SKIP
-        ```
-        """
-        from .fresh import fresh_drafter
-
-        if isinstance(target, str | os.PathLike):
-            target = AutoModelForCausalLM.from_pretrained(target)
-        return fresh_drafter(cls, target, tokenizer, **overrides)
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any
-    ) -> "Drafter":
-        """
-        Loads a drafter from a folder or Hub id, in our format or another project's that we know. A folder of PEFT
-        adapters gives the base drafter that it names, with those adapters.
-
-        Args:
-            pretrained_model_name_or_path (`str`): Folder or Hub id.
-            *args, **kwargs: As in [`~transformers.PreTrainedModel.from_pretrained`].
-
-        Raises:
-            ValueError: If weights are missing or unknown, or the checkpoint is of another kind of drafter.
-            OSError: If there are no weights.
-        """
-        from ..checkpoints import naming, read_checkpoint
-
-        base = adapter_base(pretrained_model_name_or_path, kwargs)
-        if base is not None:
-            adapters = {k: kwargs.pop(k) for k in ("revision",) if k in kwargs}
-            loaded = cls.from_pretrained(base, *args, **kwargs)
-            drafter = loaded[0] if isinstance(loaded, tuple) else loaded
-            drafter.load_adapter(pretrained_model_name_or_path, **adapters)
-            return loaded
-        want_info = kwargs.pop("output_loading_info", False)
-        # Refused below, by name.
-        kwargs["ignore_mismatched_sizes"] = True
-        foreign = None
-        if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
-            foreign = read_checkpoint(pretrained_model_name_or_path, cls, kwargs)
-        if foreign is not None:
-            config, state_dict = foreign
-            kwargs.pop("config", None)
-            model, info = super().from_pretrained(
-                None, *args, config=config, state_dict=state_dict, output_loading_info=True, **kwargs
-            )
-            model.config.name_or_path = str(pretrained_model_name_or_path)
-        else:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
-        refuse_incomplete(str(pretrained_model_name_or_path), info)
-        with naming(pretrained_model_name_or_path, "weights"):
-            model.check_weights()
-        model.stored_format = "hf-dspark" if foreign is None else model.config.source_format
-        if pretrained_model_name_or_path is not None:
-            model.generation_config = load_generation_config(pretrained_model_name_or_path, model.config, kwargs)
-            model.training_record = load_training_record(pretrained_model_name_or_path)
-        return (model, info) if want_info else model
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """
-        Saves config, weights (without what is borrowed from the target), decoding settings and, if it was trained
-        with [`DraftTrainer`], `training_record.json`; of a drafter with adapters, the active adapters alone.
-        """
-        hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
-        push_to_hub = kwargs.pop("push_to_hub", False)
-        if self.has_adapters:
-            if push_to_hub:
-                raise ValueError("Adapters are not published alone: merge them into the drafter first.")
-            if kwargs.get("is_main_process", True):
-                self.save_adapters(save_directory)
-            return
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            self.generation_config.save_pretrained(save_directory)
-            save_training_record(save_directory, self.training_record)
-            if push_to_hub:
-                self.push_to_hub(hub.pop("repo_id", Path(save_directory).name), token=kwargs.get("token"), **hub)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: bool | str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        commit_message: str | None = None,
-        commit_description: str | None = None,
-        tags: list[str] | None = None,
-        max_shard_size: int | str = "50GB",
-        **facts: Any,
-    ) -> Any:
-        """
-        Publishes the drafter: weights, config, decoding settings, `custom_generate/generate.py` and a model card
-        written from what is known of it. Arguments are those of [`~hf_dspark.publish_drafter`], which takes folders
-        too, and can show what would be sent.
-
-        Returns:
-            `huggingface_hub.CommitInfo`: the commit.
-
-        Example:
-
-        ```python
-        >>> drafter.push_to_hub("you/my-drafter", license="apache-2.0", private=True)  # doctest: +SKIP
-        ```
-        """
-        from ..hub.publishing import publish_drafter
-
-        publication = publish_drafter(
-            self,
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            commit_description=commit_description,
-            tags=tags,
-            max_shard_size=max_shard_size,
-            **facts,
-        )
-        return publication.commit
-
-    def export(self, folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
-        """
-        Writes the drafter in another project's format, reads it back and compares, and only then puts it in place.
-
-        Args:
-            folder (`str`): Where to.
-            format (`str`, *optional*, defaults to `"hf-dspark"`):
-                `"hf-dspark"`, `"deepspec"`, `"speculators"` (vLLM), `"sglang"` or `"zlab"`. Not every format can carry
-                every drafter; those that store copies of the target's embedding or LM head need `attach(target)`.
-            force (`bool`, *optional*, defaults to `False`): Whether a checkpoint that is there already is replaced.
-
-        Returns:
-            `Path`: the folder.
-
-        Raises:
-            FileExistsError: If the folder is not empty and not to be replaced.
-            ValueError: If the format can't carry this drafter, naming why.
-
-        Example:
-
-        ```python
-        >>> drafter.attach(target).export("my-drafter-vllm", format="speculators")  # doctest: +SKIP
-        ```
-        """
-        return export(self, folder, format, force)
 
     def check_weights(self) -> None:
         """

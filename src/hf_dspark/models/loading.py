@@ -35,8 +35,22 @@ def default_generation_config(config: DrafterConfig) -> GenerationConfig:
     return settings
 
 
-def load_generation_config(name_or_path: Any, config: DrafterConfig, kwargs: dict[str, Any]) -> GenerationConfig:
-    """The checkpoint's own decoding settings over our defaults; transformers does this only for generating models."""
+def load_generation_config(
+    name_or_path: Any, config: DrafterConfig, kwargs: dict[str, Any], is_changed: bool = False
+) -> GenerationConfig:
+    """
+    The checkpoint's own decoding settings over our defaults; transformers does this only for generating models.
+
+    Args:
+        name_or_path (`str`): Folder or Hub id.
+        config (`DrafterConfig`): The drafter's config.
+        kwargs (`dict`): `from_pretrained`'s arguments.
+        is_changed (`bool`, *optional*, defaults to `False`): Whether the config is not the checkpoint's own, so that
+            the settings may speak of a longer block.
+
+    Raises:
+        ValueError: If they are damaged.
+    """
     hub = {k: kwargs[k] for k in ("cache_dir", "revision", "token", "local_files_only", "subfolder") if k in kwargs}
     settings = default_generation_config(config)
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -50,6 +64,8 @@ def load_generation_config(name_or_path: Any, config: DrafterConfig, kwargs: dic
     # Sampling settings and special tokens are the target's business.
     stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k in DRAFT_SETTINGS}
     count = stored.get("num_assistant_tokens", config.num_drafts)
+    if is_changed and isinstance(count, int):
+        count = stored["num_assistant_tokens"] = min(count, config.num_drafts)
     if not isinstance(count, int) or not 1 <= count <= config.num_drafts:
         raise ValueError(
             f"{file}: `num_assistant_tokens` {count!r} is no number of drafts from 1 to {config.num_drafts}. Correct "
@@ -59,13 +75,29 @@ def load_generation_config(name_or_path: Any, config: DrafterConfig, kwargs: dic
     return settings
 
 
-def load_training_record(name_or_path: Any) -> dict[str, Any] | None:
+def read_object(file: str | os.PathLike) -> dict[str, Any]:
+    """
+    A JSON file's object.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it holds no JSON object.
+    """
+    try:
+        value = json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}. Fetch or save the checkpoint again.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} is damaged: it holds no JSON object. Fetch or save the checkpoint again.")
+    return value
+
+
+def load_training_record(name_or_path: Any, subfolder: str = "") -> dict[str, Any] | None:
     """How the drafter of a folder was trained; `None` where nothing was recorded, and for Hub ids."""
     try:
-        record = json.loads(Path(name_or_path, TRAINING_RECORD).read_text(encoding="utf-8"))
+        return read_object(Path(name_or_path, subfolder or "", TRAINING_RECORD))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
 
 
 def save_training_record(folder: str | os.PathLike, record: dict[str, Any] | None) -> None:
