@@ -1,5 +1,6 @@
 """The commands: what they print, what they refuse, and that a drafter never changes the text."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from hf_dspark.cli import build_app
-from hf_dspark.cli.display import MarkedText
+from hf_dspark.cli.display import MarkedText, schedule_text
+from hf_dspark.cli.generate import _shares
+from hf_dspark.generation.statistics import Speculation
 
 
 @pytest.fixture
@@ -39,6 +42,7 @@ def test_generate_prints_the_plain_text(run, tiny_embedded_pair):
     assert plain.stdout == drafted.stdout != ""
     assert "tokens per target forward" in drafted.stderr
     assert "tokens per target forward" not in plain.stderr
+    assert "fixed, 3 drafts a round" in drafted.stderr
 
 
 def test_generate_with_named_pair_and_threshold(run, tiny_pair):
@@ -47,6 +51,7 @@ def test_generate_with_named_pair_and_threshold(run, tiny_pair):
     result = run("generate", "hello", "--target", target, "--drafter", drafter, *options)
     assert result.exit_code == 0, result.output
     assert "accepted length" in result.stderr
+    assert "confidence, 6 drafts a round" in result.stderr
 
 
 def test_seed_repeats_a_sampled_answer(run, tiny_embedded_pair):
@@ -69,9 +74,20 @@ def test_demo(run, tiny_embedded_pair, dtype):
     assert result.exit_code == 0, result.output
     assert result.stdout.count("target forwards") == 4
     assert "tokens per target forward (medians)" in result.stdout
+    assert "Schedule: fixed, 7 drafts a round." in " ".join(result.stdout.split())
     if dtype == "auto" and not torch.cuda.is_available():
         assert "float32, on the CPU" in result.stdout
         assert "same text in 2 of 2" in result.stdout
+
+
+def test_statistics_name_the_schedule_and_what_time_went_to():
+    stats = Speculation([[]], target_seconds=6, draft_seconds=1, preparation_seconds=2, total_seconds=10)
+    stats.schedule = "throughput"
+    stats.record_round([0], 2, [2], [2], [1], [2])
+    stats.record_round([0], 0, [0], [0], [0], [1])
+    assert schedule_text(stats) == "throughput (this machine was profiled), up to 2 drafts a round, 1.0 on average"
+    assert _shares(stats) == "60% target, 10% drafter, 20% preparing the layers (once), 10% everything else"
+    assert _shares(dataclasses.replace(stats, preparation_seconds=0.0)).endswith("10% drafter, 30% everything else")
 
 
 def script(code: str) -> subprocess.CompletedProcess:

@@ -36,6 +36,7 @@ def test_evaluate_then_compare(run, tiny_embedded_pair, maths, tmp_path):
     assert [name, "fixed:2,", "1", "row"] in lines
     (fixed, _, lookup) = [line for line in lines if line[:1] == ["maths"]]
     assert fixed[-1] == lookup[-1] == "2/2"
+    assert "Too few prompts (maths)" in result.stdout
     assert f"{first}: results.json, report.md" in result.stdout
     for file in ("results.json", "report.md", "prompts.jsonl", "plots/time.png"):
         assert (first / file).is_file()
@@ -46,6 +47,8 @@ def test_evaluate_then_compare(run, tiny_embedded_pair, maths, tmp_path):
     assert "settings.seed" in result.stdout
     assert "verdict" in result.stdout
     assert "noise" in result.stdout
+    assert "Speeds of two processes differ by machine noise" in result.stdout
+    assert "differs" not in result.stdout  # two prompts are too few
 
 
 def test_values_may_be_repeated_or_follow_each_other(run, tiny_pair, maths, tmp_path):
@@ -64,7 +67,7 @@ def test_skipped_prompts_are_counted(run, tiny_embedded_pair, maths, tmp_path):
     with maths.open("a") as stream:
         stream.write("not json\n")
     arguments = ("evaluate", "--tasks", maths, "--output", tmp_path / "run", *OPTIONS)
-    with pytest.raises(ValueError, match=r"maths\.jsonl:3: Not JSON"):
+    with pytest.raises(ValueError, match=r"maths\.jsonl:3: Not JSON.*--skip-bad"):
         run(*arguments)
     result = run(*arguments, "--skip-bad")
     assert result.exit_code == 0, result.output

@@ -33,6 +33,8 @@ def test_profile(run, tiny_embedded_pair, tmp_path):
     # From now on it is used, which it could not be before.
     generate = ("generate", "Hello", "--max-new-tokens", 6, "--schedule", "throughput", "--dtype", "float32")
     assert run(*generate).exit_code == 0
+    # Without being asked for, too, which the statistics then say.
+    assert "throughput (this machine was profiled)" in run(*generate[:4], *generate[6:]).stderr
     (file,) = (tmp_path / "profiles").glob("*.json")
     assert sorted(ThroughputProfile.load(file).step_seconds) == [1, 2]
     assert str(file) in result.stdout

@@ -10,6 +10,7 @@ from hf_dspark.evaluation.calibration import (
     expected_calibration_error,
     fit_temperatures,
     roc_auc,
+    rounds_reaching,
     whole_rounds,
 )
 from hf_dspark.generation.confidence import calibrated
@@ -98,6 +99,26 @@ def test_honest_confidences_are_left_alone():
     assert 1.0 in GRID
 
 
+def test_positions_with_few_rounds_are_left_alone():
+    confidences, accepted = synthetic([2.0, 2.0, 2.0], 400, 0)
+    accepted[:, 1] &= torch.arange(400) < 150  # so that position 3 is hardly ever got to
+    accepted[:, 2] &= accepted[:, 1]
+    reached = rounds_reaching(accepted)
+    assert reached[:2] == [400, int(accepted[:, 0].sum())] and 0 < reached[2] < 100 < reached[1]
+    first, second, third = fit_temperatures(confidences, accepted)
+    assert first > 1 < second
+    assert third == 1.0
+    assert fit_temperatures(confidences[:99], accepted[:99]) == [1.0, 1.0, 1.0]
+
+
+def test_a_fit_that_fails_on_other_rounds_is_not_taken():
+    confidences, accepted = synthetic([3.0, 1.0], 2000, 0)
+    assert fit_temperatures(confidences, accepted)[0] > 2
+    honest = synthetic([1.0, 1.0], 2000, 1)
+    assert fit_temperatures(confidences, accepted, honest)[0] == 1.0
+    assert fit_temperatures(confidences, accepted, synthetic([3.0, 1.0], 2000, 2))[0] > 2
+
+
 def test_only_whole_rounds_count():
     speculation = Speculation([[], []])
     confidences = torch.tensor([[0.9, 0.8], [0.7, 0.6]])
@@ -146,6 +167,17 @@ def test_calibration_of_a_tiny_pair(temperature, chat_pair, tmp_path):
     assert again.calibration_temperature == temperature
     found.plot().savefig(tmp_path / "reliability.png")
     assert (tmp_path / "reliability.png").stat().st_size > 10_000
+
+
+def test_too_few_rounds_are_said_and_change_nothing(chat_pair, caplog):
+    target, drafter, tokenizer = chat_pair
+    with caplog.at_level("WARNING"):
+        found = calibrate_confidence(target, drafter, DATA, tokenizer, max_new_tokens=12, progress=False)
+    assert found.temperatures == drafter.generation_config.confidence_temperatures == [1.0] * drafter.num_drafts
+    assert found.errors("after") == pytest.approx(found.errors("before"))
+    (warning,) = [record.getMessage() for record in caplog.records if "keep temperature 1" in record.getMessage()]
+    assert f"Draft positions 1, 2, 3 keep temperature 1: {found.fitted_rounds}, " in warning
+    assert "a fit needs 100. More prompts or longer answers give more rounds." in warning
 
 
 def test_calibration_without_a_confidence_head(chat_pair):

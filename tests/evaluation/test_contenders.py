@@ -57,3 +57,13 @@ def test_names_tell_drafters_apart(pair, tmp_path):
     contenders = make_contenders(target, [tmp_path / "a" / "mine", tmp_path / "b" / "mine"], ["fixed", "fixed:2"])
     names = [each.name for each in contenders]
     assert names == ["plain", "mine fixed", "mine fixed:2", "b/mine fixed", "b/mine fixed:2"]
+
+
+def test_by_default_what_generate_does_and_the_whole_block(pair, monkeypatch):
+    target, drafter = pair
+    # Here they are the same, which is run once.
+    assert [each.name for each in make_contenders(target, [drafter])] == ["plain", "drafter own"]
+    monkeypatch.setattr(drafter.generation_config, "num_assistant_tokens", 2, raising=False)
+    _, own, whole = make_contenders(target, [drafter])
+    assert (own.name, whole.name) == ("drafter own", "drafter fixed")
+    assert [each.description["num_assistant_tokens"] for each in (own, whole)] == [2, 4]

@@ -1,10 +1,13 @@
 """What is predicted of settings that were run, and of those that were not."""
 
+import functools
 import itertools
 
 import pytest
 
+from hf_dspark.evaluation import benchmark
 from hf_dspark.evaluation.results import entry
+from hf_dspark.generation.profiling import profile_throughput
 
 
 @pytest.fixture
@@ -45,7 +48,15 @@ def test_the_best_is_recommended(model):
     (advice,) = model["recommended"]
     best = max(model["predictions"], key=lambda each: each["speedup"])
     assert (advice["schedule"], advice["speedup"]) == (best["schedule"], best["speedup"])
-    assert advice["plain"] == (best["speedup"] <= 1)
+    assert advice["plain"] == (best["speedup"] < 1.05)
+
+
+def test_what_generate_does_by_itself_stands_for_the_same_setting(evaluate_tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    results = evaluate_tiny(tmp_path, schedules=["own", "fixed"], prompts=["Hello."], tasks=[], cost_model=True)
+    assert list(results["contenders"]) == ["plain", "drafter own"]
+    whole = prediction(results["cost_model"], "fixed:4")
+    assert whole["measured_speedup"] == entry(results, "drafter own")["speedup"]
 
 
 def test_curves_are_written(model):

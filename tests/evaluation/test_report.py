@@ -9,7 +9,7 @@ import pytest
 from hf_dspark.evaluation.comparison import compare_results, pair_contenders
 from hf_dspark.evaluation.figures import write_plots
 from hf_dspark.evaluation.log import LOG_FILE, read_log
-from hf_dspark.evaluation.report import table, write_report
+from hf_dspark.evaluation.report import few_prompts_text, recommendation, table, write_report
 from hf_dspark.evaluation.results import FIELDS, RESULTS_FILE, entry, read_results, write_results
 
 
@@ -104,15 +104,25 @@ def test_entry_takes_the_fewest_rows(finished):
         entry(results, "nobody")
 
 
+def _renamed(record, number):
+    rows, task, ids = record["unit"]
+    return copy.deepcopy(record) | {"unit": [rows, task, [f"{id_}-{number}" for id_ in ids]]}
+
+
 @pytest.fixture
 def changed(finished, tmp_path):
     """A copy of the finished run in which the drafter `fixed` accepted `more` drafts in each of its rounds."""
 
-    def change(more: int):
+    def change(more: int, copies: int = 1):
         folder, results = finished
         write_results(tmp_path, {name: results[name] for name in FIELDS[1:]} | {"hardware": {"device": "cuda"}})
         lines = (folder / LOG_FILE).read_text().splitlines()
         records = [json.loads(line) for line in lines[1:]]
+        # The same prompts under other names, in both runs.
+        records = [_renamed(record, i) for i in range(copies) for record in records]
+        folder = tmp_path / "unchanged"
+        write_results(folder, {name: results[name] for name in FIELDS[1:]})
+        (folder / LOG_FILE).write_text("\n".join([lines[0], *map(json.dumps, records)]) + "\n")
         for record in records:
             for turn in record["turns"]:
                 for row in turn["contenders"]["drafter fixed"]["rows"]:
@@ -139,9 +149,9 @@ def test_a_run_compared_with_itself_is_noise(finished):
 
 
 def test_a_difference_is_told_from_noise(changed):
-    comparison = compare_results(*changed(more=1))
+    comparison = compare_results(*changed(more=1, copies=7))
     fixed, other = rows_of(comparison, "drafter fixed"), rows_of(comparison, "drafter fixed:2")
-    assert fixed["prompts"] == 6
+    assert fixed["prompts"] == 42
     difference = fixed["metrics"]["accepted_length"]["difference"]
     # Every prompt differs by one: resampling them changes nothing.
     assert difference["value"] == pytest.approx(1)
@@ -151,6 +161,39 @@ def test_a_difference_is_told_from_noise(changed):
     assert other["metrics"]["accepted_length"]["noise"] is True
     assert "accepted_length" not in rows_of(comparison, "prompt_lookup")["metrics"]
     assert {"name": "hardware.device", "first": "cpu", "second": "cuda"} in comparison["facts"]
+
+
+def test_few_prompts_call_no_difference_real(changed):
+    metrics = rows_of(compare_results(*changed(more=1)), "drafter fixed")["metrics"]
+    assert metrics["accepted_length"]["difference"]["low"] == pytest.approx(1)
+    assert metrics["accepted_length"]["noise"] is None
+    assert metrics["speedup"]["noise"] is True
+
+
+def test_one_task_is_compared_once(finished, evaluate_tiny, tasks, tmp_path):
+    evaluate_tiny(tmp_path, tasks=[tasks / "maths.jsonl"], schedules=["fixed"])
+    comparison = compare_results(finished[0], tmp_path)
+    assert [row["task"] for row in comparison["rows"]] == ["maths"]
+
+
+def test_few_prompts_are_said_in_the_report(finished, tmp_path):
+    folder, results = finished
+    assert few_prompts_text(results).startswith("Too few prompts (")
+    assert few_prompts_text(results) in (folder / "report.md").read_text(encoding="utf-8")
+    enough = copy.deepcopy(results)
+    for each in enough["results"]:
+        if each["task"] != "macro":
+            each["prompts"] = 20
+    assert few_prompts_text(enough) == ""
+    # Eight decoded at once are drawn together.
+    assert few_prompts_text({**enough, "results": [each | {"rows": 8} for each in enough["results"]]}) != ""
+
+
+def test_a_gain_within_the_margin_is_none():
+    advice = {"drafter": "x", "rows": 1, "schedule": "fixed:2", "speedup": 1.0, "plain": True}
+    assert "decode plainly" in recommendation(advice | {"speedup": 0.9})
+    assert "plain decoding is as good here" in recommendation(advice | {"speedup": 1.004})
+    assert "use `fixed:2`, predicted to be 1.20 times" in recommendation(advice | {"speedup": 1.2, "plain": False})
 
 
 def test_contenders_are_paired_by_name_or_else_by_schedule():

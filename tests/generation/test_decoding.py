@@ -1,6 +1,9 @@
 """Everything around a decode: how `generate` finds the drafter, settings, streamers, counters, and refusals."""
 
+import contextlib
+import dataclasses
 import logging
+import time
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_dspark
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter, auto
+from hf_dspark.generation import decoding
+from hf_dspark.generation.statistics import Speculation
 from hf_dspark.hub.custom_generate import write_custom_generate
 
 
@@ -323,6 +328,30 @@ def test_counters_of_an_oracle(target, oracle):
     assert run.marginal_acceptance == run.conditional_acceptance == [1.0] * 5
     assert 0 < run.draft_seconds < run.total_seconds
     assert 0 < run.target_seconds < run.total_seconds
+    assert (run.most_drafts, run.mean_drafts) == (5, pytest.approx(11 / 3))
+
+
+def test_statistics_say_what_ran_in_a_few_words(target, oracle):
+    run = speculate(target, oracle, max_new_tokens=15).speculation
+    assert run.schedule == "fixed"
+    assert repr(run).startswith(
+        "Speculation(15 tokens in 4 target forwards, 3.75 a forward; mean accepted length 4.67 over 3 rounds; fixed "
+        "schedule; 11 drafts proposed, 11 verified, 11 accepted;"
+    )
+    assert run == dataclasses.replace(run) and run != dataclasses.replace(run, generated_tokens=14)
+    assert "nan accepted" not in repr(Speculation()) and len(repr(Speculation())) < 300
+
+
+def test_preparing_the_layers_is_told_from_the_rounds(target, oracle, monkeypatch):
+    @contextlib.contextmanager
+    def slow(*models):
+        time.sleep(0.2)
+        yield
+
+    monkeypatch.setattr(decoding, "fast_linear_layers", slow)
+    run = speculate(target, oracle, max_new_tokens=8).speculation
+    assert run.preparation_seconds >= 0.2
+    assert run.draft_seconds + run.target_seconds + run.preparation_seconds <= run.total_seconds
 
 
 def test_counters_stop_at_eos_inside_an_accepted_run(target, oracle):

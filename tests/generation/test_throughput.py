@@ -145,7 +145,9 @@ def test_the_default_is_throughput_where_it_was_measured(target, drafter):
     fixed = generate(target, drafter).speculation
     assert all(r.scheduled == [4, 4, 4][: len(r.rows)] for r in fixed.history if r.proposed == 4)
     keep_profile(target, drafter, lambda rows, tokens: tokens, lambda rows, n: 1.0)
-    assert sum(generate(target, drafter).speculation.proposed) == 0
+    throughput = generate(target, drafter).speculation
+    assert sum(throughput.proposed) == 0
+    assert (fixed.schedule, throughput.schedule) == ("fixed", "throughput")
     # A schedule that is named is kept to: in the call, in its config, in the checkpoint.
     assert sum(generate(target, drafter, verification_schedule="fixed").speculation.verified) > 0
     config = GenerationConfig(verification_schedule="fixed", pad_token_id=0)

@@ -228,6 +228,28 @@ def test_results_are_tables(folder, tmp_path):
     assert "/home/me" not in (folder / "results.json").read_text()
 
 
+def test_headline_is_what_generate_does_by_default(folder):
+    results = make_results(folder)
+    results["contenders"]["confidence"]["schedule"] = "own"
+    write_results(folder, results)
+    card = make_card(folder)
+    assert {result.metric_name.split("(")[1].split(" schedule")[0] for result in card.data.eval_results} == {"own"}
+    assert len(card.data.eval_results) == 6
+    assert "fixed schedule, 4 drafts, 4 rows:" in card.text
+
+
+def test_one_task_is_not_repeated_and_few_prompts_are_said(folder):
+    results = make_results(folder)
+    write_results(folder, results)
+    text = make_card(folder).text
+    assert "| gsm8k | 5 |" in text and "| all |" not in text
+    assert "Too few prompts (gsm8k): intervals from fewer than 20 prompts" in text
+    for each in results["results"]:
+        each["prompts"] = 80
+    write_results(folder, results)
+    assert "Too few prompts" not in make_card(folder).text
+
+
 def test_results_of_a_part_are_said_to_be(folder):
     write_results(folder, make_results(folder, complete=False))
     assert "**The evaluation was not finished: these numbers are of a part of it.**" in make_card(folder).text

@@ -21,8 +21,10 @@ def compare(
     """
     Tell how B differs from A on the prompts that both have, and whether that is noise.
 
-    A difference is noise if its 95 % interval, by resampling the prompts of both at once, holds zero.
+    A difference is noise if its 95 % interval, by resampling the prompts of both at once, holds zero. With fewer than
+    20 prompts none is called real.
     """
+    from ..evaluation.bootstrap import FEWEST_PROMPTS
     from ..evaluation.comparison import compare_results
 
     comparison = compare_results(first, second, seed)
@@ -34,6 +36,11 @@ def compare(
         runs.setdefault((_pair(row), row["rows"]), []).append(row)
     for (pair, rows), entries in runs.items():
         console.print(_table(f"{pair}, {rows} row{'s' if rows > 1 else ''}", entries))
+    if any(metric["noise"] is None for row in comparison["rows"] for metric in row["metrics"].values()):
+        hint = f"Intervals from fewer than {FEWEST_PROMPTS} prompts are too narrow to call a difference real."
+        console.print(f"{hint} Evaluate on more.", style="dim")
+    hint = "Speeds of two processes differ by machine noise too, which no interval here holds. Run both again to see."
+    console.print(hint, style="dim")
 
 
 def _facts(facts: list[dict[str, Any]], first: str, second: str) -> Table:
@@ -63,7 +70,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
                 f"{metric['second']:.2f}",
                 f"{difference['value']:+.2f}",
                 interval_text(difference),
-                {None: "one prompt", True: "noise", False: "differs"}[metric["noise"]],
+                {None: "too few prompts", True: "noise", False: "differs"}[metric["noise"]],
             )
             task = prompts = ""
     return table

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Exit, Option
 
-from .display import SideBySide
+from .display import SideBySide, schedule_text
 
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def _speed(runs: list[Decoded]) -> float:
 
 def _summary(results: list[Result], dtype: str) -> Text:
     equal = sum(result.equal for result in results)
+    stats = results[0].drafted[0].speculation
     ratio = median(result.ratio for result in results)
     per_forward = median(result.tokens_per_forward for result in results)
     text = Text.assemble(
@@ -178,7 +179,7 @@ def _summary(results: list[Result], dtype: str) -> Text:
         (f"{ratio:.2f} times the speed", "bold"),
         f" of plain decoding, {per_forward:.2f} tokens per target forward (medians), ",
         (f"same text in {equal} of {len(results)}", "bold"),
-        ".",
+        f". Schedule: {schedule_text(stats)}.",
     )
     if ratio < 1:
         text.append(

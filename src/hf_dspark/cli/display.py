@@ -10,8 +10,18 @@ from rich.text import Text
 
 
 if TYPE_CHECKING:
+    from ..generation.statistics import Speculation
     from ..generation.streaming import Origin
     from .decoding import Decoded
+
+
+def schedule_text(stats: Speculation) -> str:
+    """Which schedule ran, and how much it drafted."""
+    why = " (this machine was profiled)" if stats.schedule == "throughput" else ""
+    drafts = f"{stats.most_drafts} draft{'' if stats.most_drafts == 1 else 's'} a round"
+    if stats.schedule == "throughput" and stats.rounds:
+        drafts = f"up to {drafts}, {stats.mean_drafts:.1f} on average"
+    return f"{stats.schedule}{why}, {drafts}"
 
 
 class MarkedText:

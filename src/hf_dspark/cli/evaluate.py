@@ -36,7 +36,7 @@ def evaluate(
         Option(
             help="How much is drafted and verified: fixed (the whole block), fixed:3, confidence:0.5, throughput, or "
             "own (as the drafter's settings say). Each drafter is run under each.",
-            show_default="fixed",
+            show_default="own fixed",
         ),
     ] = None,
     baselines: Annotated[list[str] | None, Option(help="What else to run: prompt_lookup, fast_layers.")] = None,
@@ -91,7 +91,7 @@ def evaluate(
     from .decoding import load_target
 
     config = EvaluationConfig(
-        schedules=schedules or ["fixed"],
+        schedules=schedules or ["own", "fixed"],
         baselines=baselines or [],
         rows=rows or [1],
         samples=samples,
@@ -126,7 +126,7 @@ def _progress() -> Progress:
 
 
 def _print(console: Console, results: dict[str, Any], output: Path) -> None:
-    from ..evaluation.report import recommendation, reported
+    from ..evaluation.report import few_prompts_text, recommendation, reported
 
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for each in reported(results):
@@ -135,6 +135,8 @@ def _print(console: Console, results: dict[str, Any], output: Path) -> None:
     for (name, rows), entries in runs.items():
         console.print(_table(f"{name}, {rows} row{'s' if rows > 1 else ''}", entries))
     console.print("In brackets, 95 % intervals. Speed-up is over plain decoding in this process.", style="dim")
+    if few := few_prompts_text(results):
+        console.print(Text(few))
     skipped = sum(len(task["skipped"]) for task in results["tasks"])
     if skipped:
         prompts = "prompt" if skipped == 1 else "prompts"

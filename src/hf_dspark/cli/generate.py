@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, BadParameter, Option
 
+from .display import schedule_text
 from .options import DrafterOption, DtypeOption
 
 
 if TYPE_CHECKING:
+    from ..generation.statistics import Speculation
     from ..generation.streaming import Origin
     from .decoding import Decoded
 
@@ -124,12 +126,20 @@ def _statistics(answer: Decoded) -> Table:
     if stats := answer.speculation:
         proposed, verified, accepted = (sum(counts) for counts in (stats.proposed, stats.verified, stats.accepted))
         table.add_row("tokens per target forward", f"{stats.tokens_per_forward:.2f}")
+        table.add_row("schedule", schedule_text(stats))
         table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, the target's own included")
         table.add_row("guesses", f"{proposed} made, {verified} checked, {accepted} accepted")
         table.add_row("time", _shares(stats))
     return table
 
 
-def _shares(stats: Any) -> str:
-    draft, target = stats.draft_seconds / stats.total_seconds, stats.target_seconds / stats.total_seconds
-    return f"{target:.0%} target, {draft:.0%} drafter, {1 - target - draft:.0%} everything else"
+def _shares(stats: Speculation) -> str:
+    seconds = {
+        "target": stats.target_seconds,
+        "drafter": stats.draft_seconds,
+        "preparing the layers (once)": stats.preparation_seconds,
+    }
+    shares = {what: spent / stats.total_seconds for what, spent in seconds.items()}
+    shares["everything else"] = 1 - sum(shares.values())
+    # Where layers need no preparation, nothing is said of it.
+    return ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005 or "once" not in what)

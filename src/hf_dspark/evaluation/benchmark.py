@@ -40,9 +40,9 @@ class EvaluationConfig:
     What an evaluation does.
 
     Args:
-        schedules (`list[str]`, *optional*, defaults to `["fixed"]`): How drafters draft and verify: `"fixed"` (the
-            whole block), `"fixed:3"`, `"confidence:0.5"`, `"throughput"`, or `"own"` (as `generate` would without
-            arguments). Each drafter is run under each.
+        schedules (`list[str]`, *optional*, defaults to `["own", "fixed"]`): How drafters draft and verify: `"own"` (as
+            `generate` would without arguments), `"fixed"` (the whole block), `"fixed:3"`, `"confidence:0.5"`, or
+            `"throughput"`. Each drafter is run under each; where `"own"` comes out as `"fixed"`, once.
         baselines (`list[str]`, *optional*): `"prompt_lookup"`, `"fast_layers"`. Plain decoding is always run.
         rows (`list[int]`, *optional*, defaults to `[1]`): Prompts decoded at once; each number is run.
         samples (`int`, *optional*): Prompts per task, a seeded sample; all by default.
@@ -57,7 +57,7 @@ class EvaluationConfig:
             predict every setting's speed-up. Needs a drafter that was run with its whole block (`"fixed"`).
     """
 
-    schedules: list[str] = field(default_factory=lambda: ["fixed"])
+    schedules: list[str] = field(default_factory=lambda: ["own", "fixed"])
     baselines: list[str] = field(default_factory=list)
     rows: list[int] = field(default_factory=lambda: [1])
     samples: int | None = None
@@ -191,7 +191,9 @@ def fit_to_context(
                 continue
             why = f"With its answers the prompt may take {length} tokens, and the target's context holds {limit}."
             if not config.skip_bad:
-                raise ValueError(f"{prompt.where}: {why} (`skip_bad` leaves such prompts out.)")
+                raise ValueError(
+                    f"{prompt.where}: {why} (`skip_bad`, on the command line `--skip-bad`, leaves such prompts out.)"
+                )
             task.skipped.append({"where": prompt.where, "why": why})
         task.prompts = kept
     if not any(task.prompts for task in tasks):

@@ -7,6 +7,9 @@ import numpy as np
 
 DRAWS = 2000
 LOW, HIGH = 2.5, 97.5
+# Intervals from fewer are too narrow: of the means of 3, 5, 10 and 20 normal numbers they hold the truth in 74, 84, 90
+# and 93 % of cases rather than 95 % (simulated).
+FEWEST_PROMPTS = 20
 
 
 def resamples(count: int, seed: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
 from ..generation.confidence import calibrated
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from ..generation.statistics import Speculation
 
 
+logger = logging.get_logger(__name__)
+
 ECE_BINS = 15
+# A temperature is fitted where at least so many rounds got to the position: 100 tell an acceptance rate to about 0.05,
+# and with fewer the search follows chance.
+FEWEST_ROUNDS = 100
 # Temperatures that are tried at each position: 1/8 to 8, in equal factors, 1 among them.
 GRID = tuple(2 ** (i / 16) for i in range(-48, 49))
 
@@ -84,16 +90,22 @@ def roc_auc(scores: torch.Tensor | Sequence[float], labels: torch.Tensor | Seque
     return float((ranks[place][positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def fit_temperatures(confidences: torch.Tensor, accepted: torch.Tensor) -> list[float]:
+def fit_temperatures(
+    confidences: torch.Tensor,
+    accepted: torch.Tensor,
+    held_out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> list[float]:
     """
     Sequential temperature scaling (DSpark paper): position by position, the temperature with which the predicted
     survival of the prefix is closest to what was observed, those before it fixed. The order of confidences within a
-    position stays.
+    position stays. A position that fewer than 100 rounds got to keeps 1.
 
     Args:
         confidences (`torch.FloatTensor` of shape `(rounds, drafts)`): As the drafter gave them, in rounds that
             verified the whole block: others were selected by the very confidence.
         accepted (`torch.Tensor` of shape `(rounds, drafts)`): Whether a draft and all before it were accepted.
+        held_out (`tuple[torch.Tensor, torch.Tensor]`, *optional*): The same of other rounds. A temperature that does
+            no better on them than 1 is not taken.
 
     Returns:
         `list[float]`: one a draft position.
@@ -110,22 +122,40 @@ def fit_temperatures(confidences: torch.Tensor, accepted: torch.Tensor) -> list[
     0.6
     ```
     """
-    logits, grid = torch.logit(confidences.double()), torch.tensor(GRID, dtype=torch.float64)
-    before, temperatures = torch.ones(len(logits), dtype=torch.float64), []
-    for k in range(logits.shape[1]):
-        tried = before * torch.sigmoid(logits[:, k] / grid[:, None])
-        errors = [expected_calibration_error(survival, accepted[:, k]) for survival in tried]
-        # Of equally good ones, the one that changes least.
-        best = min(range(len(GRID)), key=lambda i: (errors[i], abs(i - len(GRID) // 2)))
-        temperatures.append(GRID[best])
-        before = tried[best]
+    temperatures: list[float] = []
+    for reached in rounds_reaching(accepted):
+        fitted = 1.0
+        if reached >= FEWEST_ROUNDS:
+            errors = _errors(confidences, accepted, temperatures, GRID)
+            # Of equally good ones, the one that changes least.
+            fitted = GRID[min(range(len(GRID)), key=lambda i: (errors[i], abs(i - len(GRID) // 2)))]
+        if held_out is not None and fitted != 1.0:
+            with_it, without = _errors(*held_out, temperatures, (fitted, 1.0))
+            fitted = fitted if with_it < without else 1.0
+        temperatures.append(fitted)
     return temperatures
+
+
+def rounds_reaching(accepted: torch.Tensor) -> list[int]:
+    """Per draft position, the rounds `(rounds, drafts)` that accepted everything before it."""
+    return [len(accepted), *accepted[:, :-1].sum(0).tolist()]
+
+
+def _errors(
+    confidences: torch.Tensor, accepted: torch.Tensor, before: Sequence[float], tried: Sequence[float]
+) -> list[float]:
+    """Calibration errors of the position behind those that have a temperature already, with each of `tried`."""
+    k = len(before)
+    logits = torch.logit(confidences[:, : k + 1].double())
+    prefix = torch.sigmoid(logits[:, :k] / torch.tensor(before, dtype=torch.float64)).prod(1)
+    return [expected_calibration_error(prefix * torch.sigmoid(logits[:, k] / t), accepted[:, k]) for t in tried]
 
 
 @dataclass
 class Calibration:
     """
-    What a calibration found, measured on prompts that it was not fitted on.
+    What a calibration found, measured on prompts that it was not fitted on; they only decided, for each position,
+    between the fitted temperature and 1.
 
     Args:
         temperatures (`list[float]`): One a draft position.
@@ -182,6 +212,8 @@ def calibrate_confidence(
     in `drafter.generation_config`, so that `save_pretrained` keeps them with the checkpoint.
 
     Acceptance differs between greedy decoding and sampling: calibrate with the temperature that will be used.
+    Positions with too few rounds, and those where the fit does no better on the held-out prompts, keep temperature 1,
+    with a warning.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -240,10 +272,35 @@ def calibrate_confidence(
             f"No answer was long enough for a round over the whole block of {drafter.num_drafts} drafts. Raise "
             "`max_new_tokens`, or add prompts."
         )
-    temperatures = fit_temperatures(confidences, accepted)
-    drafter.generation_config.confidence_temperatures = temperatures
+    temperatures = fit_temperatures(confidences, accepted, held_out_rounds)
+    found = Calibration(temperatures, float(temperature), len(confidences), *held_out_rounds)
+    if sum(found.errors("after")) > sum(found.errors("before")):
+        # Each was better behind those before it; together they may still not be.
+        found.temperatures = [1.0] * drafter.num_drafts
+    _warn(found, rounds_reaching(accepted))
+    drafter.generation_config.confidence_temperatures = found.temperatures
     drafter.generation_config.calibration_temperature = float(temperature)
-    return Calibration(temperatures, float(temperature), len(confidences), *held_out_rounds)
+    return found
+
+
+def _warn(found: Calibration, reached: list[int]) -> None:
+    """Says which positions keep temperature 1, and why."""
+    few = {k: rounds for k, rounds in enumerate(reached, start=1) if rounds < FEWEST_ROUNDS}
+    if few:
+        logger.warning(
+            f"Draft positions {_listed(few)} keep temperature 1: {_listed(few.values())} of the fitted rounds got to "
+            f"them, and a fit needs {FEWEST_ROUNDS}. More prompts or longer answers give more rounds."
+        )
+    no_better = [k for k, t in enumerate(found.temperatures, start=1) if t == 1.0 and k not in few]
+    if no_better:
+        logger.warning(
+            f"Draft positions {_listed(no_better)} keep temperature 1, which does as well as any fitted one on the "
+            f"{len(found.accepted)} held-out rounds. If that surprises, calibrate on more prompts."
+        )
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def encode_prompt(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:

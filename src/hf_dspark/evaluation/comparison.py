@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from .bootstrap import estimate, resamples
+from .bootstrap import FEWEST_PROMPTS, estimate, resamples
 from .log import read_log
 from .results import read_results
 from .summary import ALL, ESTIMATES, Sample, collect, metric
@@ -16,7 +16,8 @@ FACTS = ("target", "settings", "versions", "hardware")
 def compare_results(first: str | os.PathLike, second: str | os.PathLike, seed: int = 0) -> dict[str, Any]:
     """
     Compares two evaluations on the prompts that both have. A difference is noise if its 95 % interval, by resampling
-    prompts of both at once, holds zero.
+    prompts of both at once, holds zero. From fewer than 20 prompts intervals are too narrow to call one real. Speeds
+    of two processes differ by what the machine did meanwhile, too, which no interval over prompts holds.
 
     Args:
         first, second (`str` or `os.PathLike`): Folders that `evaluate_drafter` wrote.
@@ -29,7 +30,8 @@ def compare_results(first: str | os.PathLike, second: str | os.PathLike, seed: i
         - `first`, `second` (`str`): the contenders, paired by name, or by schedule where names differ;
         - `rows` (`int`), `task` (`str`), `prompts` (`int`): on what;
         - `metrics` (`dict`): by metric `first` and `second` (numbers), `difference` (an estimate: second minus first)
-          and `noise` (`bool`, or `None` with fewer than two prompts).
+          and `noise` (`bool`, or `None` where the interval does not hold zero but comes from fewer than 20 prompts, or
+          from fewer than 20 groups of prompts that were decoded at once).
 
     Raises:
         OSError: If a folder holds no results.
@@ -52,9 +54,8 @@ def compare_results(first: str | os.PathLike, second: str | os.PathLike, seed: i
             theirs = {task: each for (name, r, task), each in samples[1].items() if (name, r) == (b, number)}
             pairs = {task: _shared(ours[task], theirs[task]) for task in ours if task in theirs}
             pairs = {task: pair for task, pair in pairs.items() if pair[0]}
-            if pairs:
-                pooled = tuple([sample for pair in pairs.values() for sample in pair[side]] for side in (0, 1))
-                pairs |= {ALL: pooled}
+            if len(pairs) > 1:
+                pairs |= {ALL: tuple([s for pair in pairs.values() for s in pair[side]] for side in (0, 1))}
             for task, pair in pairs.items():
                 metrics = {name: _difference(name, *pair, seed) for name in ESTIMATES if _has(name, *pair)}
                 prompts = sum(sample.prompts for sample in pair[0])
@@ -107,5 +108,11 @@ def _difference(name: str, first: list[Sample], second: list[Sample], seed: int)
     draws = resamples(len(first), seed)
     (a, drawn_a), (b, drawn_b) = (metric(name, samples, draws) for samples in (first, second))
     difference = estimate(b - a, drawn_b - drawn_a)
-    noise = None if difference["low"] is None else not (difference["low"] > 0 or difference["high"] < 0)
-    return {"first": a, "second": b, "difference": difference, "noise": noise}
+    return {"first": a, "second": b, "difference": difference, "noise": _is_noise(difference, len(first))}
+
+
+def _is_noise(difference: dict[str, Any], count: int) -> bool | None:
+    if difference["low"] is None:
+        return None
+    holds_zero = difference["low"] <= 0 <= difference["high"]
+    return None if count < FEWEST_PROMPTS and not holds_zero else holds_zero

@@ -48,7 +48,7 @@ class Contender:
 def make_contenders(
     target: PreTrainedModel,
     drafters: Iterable[str | Path | Drafter],
-    schedules: Iterable[str] = ("fixed",),
+    schedules: Iterable[str] = ("own", "fixed"),
     baselines: Iterable[str] = (),
     assistant: str | PreTrainedModel | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
@@ -80,7 +80,8 @@ def make_contenders(
         drafter = source if isinstance(source, Drafter) else AutoDrafter.from_pretrained(str(source), dtype=dtype)
         drafter = drafter.to(target.device).eval().attach(target)
         label = _label(source if not isinstance(source, Drafter) else drafter.config.name_or_path, labels)
-        contenders += [_drafted(label, drafter, schedule, target) for schedule in schedules]
+        drafted = [_drafted(label, drafter, schedule, target) for schedule in schedules]
+        contenders += [each for each in drafted if not _is_own(each, drafted)]
         if drafter.config.source_format == "transformers":
             contenders.append(_transformers_dflash(label, drafter, target, dtype))
     for name in baselines:
@@ -153,6 +154,16 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
         {"assistant_model": drafter, **arguments},
         drafter=drafter,
         settings=settings,
+    )
+
+
+def _is_own(contender: Contender, drafted: Iterable[Contender]) -> bool:
+    """Whether it runs the whole block, and so does what `generate` does without arguments, which is run as well."""
+    names = ("verification_schedule", "num_assistant_tokens")
+    return contender.description["schedule"] == "fixed" and any(
+        each.description["schedule"] == "own"
+        and all(each.description[name] == contender.description[name] for name in names)
+        for each in drafted
     )
 
 

@@ -4,6 +4,7 @@ replayed under each schedule, and each replayed round costs what its drafting, i
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ from .costs import Costs
 from .recorded import UnitRun, is_whole_block, recorded_units
 from .replay import ReplayedRound, replay
 from .summary import ALL
+
+
+# A setting is recommended where it is predicted to be faster than plain decoding by at least this. Closer than that,
+# the error of the prediction decides which is faster.
+MARGIN = 0.05
 
 
 def build_cost_model(
@@ -42,7 +48,7 @@ def build_cost_model(
     measured = {(e["contender"], e["rows"]): e["speedup"] for e in results if e["task"] == ALL}
     model: dict[str, Any] = {"costs": [], "predictions": [], "recommended": []}
     for contender in whole_block_contenders(contenders):
-        rivals = {each.settings: each.name for each in contenders if each.drafter is contender.drafter}
+        rivals = {_as_run(each): each.name for each in contenders if each.drafter is contender.drafter}
         for rows in sorted(rows for name, rows in measured if name == contender.name):
             units = recorded_units(records, contender.name, rows)
             level = _levelled(costs[contender.name], units, contender, target)
@@ -56,11 +62,17 @@ def build_cost_model(
                 if prediction["measured_speedup"]:
                     prediction["error"] = prediction["speedup"] / prediction["measured_speedup"]["value"] - 1
             best = max(found, key=lambda prediction: prediction["speedup"])
-            advice = {"schedule": best["schedule"], "speedup": best["speedup"], "plain": best["speedup"] <= 1}
+            is_plain = best["speedup"] < 1 + MARGIN
+            advice = {"schedule": best["schedule"], "speedup": best["speedup"], "plain": is_plain}
             model["costs"].append({**head, **level.as_dict(rows)})
             model["predictions"] += found
             model["recommended"].append({**head, **advice})
     return model
+
+
+def _as_run(contender: Contender) -> DraftSettings:
+    """Its settings, with the schedule that was taken where none is named."""
+    return replace(contender.settings, schedule=contender.description["verification_schedule"])
 
 
 def whole_block_contenders(contenders: Iterable[Contender]) -> list[Contender]:

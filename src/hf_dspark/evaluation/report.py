@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
+from .bootstrap import FEWEST_PROMPTS
+from .cost_model import MARGIN
 from .results import entry
 from .summary import ALL, MACRO
 
@@ -47,6 +49,19 @@ def reported(results: dict[str, Any]) -> list[dict[str, Any]]:
     if len(results["tasks"]) > 1:
         return results["results"]
     return [each for each in results["results"] if each["task"] not in (ALL, MACRO)]
+
+
+def few_prompts_text(results: dict[str, Any]) -> str:
+    """A warning where intervals come from too few prompts; empty where none does."""
+    # Prompts that are decoded at once are drawn together.
+    tasks = (e["task"] for e in reported(results) if "prompts" in e and e["prompts"] / e["rows"] <= FEWEST_PROMPTS - 1)
+    few = list(dict.fromkeys(tasks))
+    if not few:
+        return ""
+    return (
+        f"Too few prompts ({', '.join(few)}): intervals from fewer than {FEWEST_PROMPTS} prompts, or groups of "
+        "prompts decoded at once, are too narrow. Take them as hints."
+    )
 
 
 def estimate_text(estimate: dict[str, Any] | None) -> str:
@@ -138,9 +153,11 @@ def _results(results: dict[str, Any]) -> list[str]:
     note = (
         "Accepted length: committed tokens a round, the target's own included. Speed-up: tokens a second over those "
         "of plain decoding in the same process, median over prompts. In brackets 95 % intervals, by bootstrap over "
-        "prompts. `all` has all prompts together, `macro` is the mean over tasks.\n"
+        "prompts."
     )
-    return [table(header, rows), note]
+    note += " `all` has all prompts together, `macro` is the mean over tasks.\n" if len(results["tasks"]) > 1 else "\n"
+    few = few_prompts_text(results)
+    return [table(header, rows), note, *([f"**{few}**\n"] if few else [])]
 
 
 def _positions(results: dict[str, Any]) -> list[str]:
@@ -248,7 +265,12 @@ def recommendation(each: dict[str, Any]) -> str:
     who = f"`{each['drafter']}` with {each['rows']} row{'s' if each['rows'] > 1 else ''}"
     best, speedup = f"`{each['schedule']}`", f"{each['speedup']:.2f} times"
     if each["plain"]:
-        return f"{who}: decode plainly. The best schedule, {best}, is predicted to run at {speedup} its speed."
+        if each["speedup"] <= 1:
+            return f"{who}: decode plainly. The best schedule, {best}, is predicted to run at {speedup} its speed."
+        return (
+            f"{who}: plain decoding is as good here. The best schedule, {best}, is predicted to run at {speedup} its "
+            f"speed, and a prediction is too rough to tell less than {MARGIN:.0%}."
+        )
     return f"{who}: use {best}, predicted to be {speedup} as fast as plain decoding."
 
 

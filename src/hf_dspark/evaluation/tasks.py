@@ -230,7 +230,9 @@ def _from_file(file: Path, skip_bad: bool) -> Task:
             prompt = _parse(file.stem, line, number, where)
         except ValueError as error:
             if not skip_bad:
-                raise ValueError(f"{where}: {error} (`skip_bad` leaves such lines out.)") from None
+                raise ValueError(
+                    f"{where}: {error} (`skip_bad`, on the command line `--skip-bad`, leaves such lines out.)"
+                ) from None
             task.skipped.append({"where": where, "why": str(error)})
             continue
         if prompt.id in ids:

@@ -5,6 +5,7 @@ The decoding loop. A round, a file a stage: the drafter takes in new features (`
 caches forget the rest (`cache.py`).
 """
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable
@@ -149,11 +150,9 @@ def decode(
     training = drafter.training
     drafter.eval()
     try:
-        with (
-            torch.no_grad(),
-            run.speculation.timed("total", target.device),
-            fast_linear_layers(target, drafter, drafter.borrowed_head),
-        ):
+        with torch.no_grad(), run.speculation.timed("total", target.device), contextlib.ExitStack() as layers:
+            with run.speculation.timed("preparation", target.device):
+                layers.enter_context(fast_linear_layers(target, drafter, drafter.borrowed_head))
             for group in [rows] if together else [[row] for row in rows]:
                 kwargs = model_kwargs if together else _of_row(group[0], len(rows), model_kwargs)
                 run.prefill(group, input_ids[group], kwargs)
@@ -200,7 +199,7 @@ class _Run:
         self.row_processors = [for_row(logits_processor, row) if len(rows) > 1 else logits_processor for row in rows]
         self.drafting = Drafting(drafter, settings, self.row_processors, config.do_sample)
         self.sequences = Sequences(input_ids, criteria, config, streamer)
-        self.speculation = Speculation([[] for _ in rows])
+        self.speculation = Speculation([[] for _ in rows], schedule=self.schedule.name)
         self.prompt_hidden: list[tuple[torch.Tensor, ...]] = []
 
     # ------------------------------------------------------------------ stages

@@ -125,6 +125,8 @@ def _measure(
 class _Script(Schedule):
     """Drafts and verifies each number of tokens in turn, and notes how long rounds take."""
 
+    name = "script"
+
     def __init__(self, num_drafts: int, device: torch.device, seconds: float) -> None:
         super().__init__(DraftSettings(num_drafts))
         self.turns = sorted({length - 1 for length in LENGTHS if length <= num_drafts + 1} | {num_drafts})

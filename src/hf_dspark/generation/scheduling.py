@@ -26,6 +26,9 @@ class Schedule:
         settings ([`DraftSettings`]): The call's settings.
     """
 
+    # What statistics call it. One of your own names itself.
+    name = "fixed"
+
     def __init__(self, settings: DraftSettings) -> None:
         self.settings = settings
 
@@ -55,6 +58,8 @@ class Schedule:
 
 class ConfidenceSchedule(Schedule):
     """Verifies the leading drafts whose (calibrated) confidence reaches the threshold."""
+
+    name = "confidence"
 
     def lengths(self, confidences: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
         keep = calibrated(confidences, self.settings.temperatures) >= self.settings.threshold

@@ -45,8 +45,11 @@ class Speculation:
         history (`list[Round]`): Every round, with the rows that took part.
         target_forwards (`int`): Forwards of the target, the prefill included.
         generated_tokens (`int`): New tokens, over all rows.
-        draft_seconds, target_seconds, total_seconds (`float`): Wall-clock time; what is neither draft nor target is
-            everything else.
+        draft_seconds, target_seconds, preparation_seconds, total_seconds (`float`): Wall-clock time; what is none of
+            the first three is everything else. Preparation makes a model's linear layers ready on some CPUs: a
+            model's first call packs their weights, later ones see whether they have changed.
+        schedule (`str`): The schedule that ran: `"fixed"`, `"confidence"`, `"throughput"`, or what one of your own
+            calls itself.
 
     Per draft position, over all rows, `proposed`, `verified`, `reached` and `accepted` count the rounds that drafted
     it, that sent it through the target, that did so and accepted everything before it, and that committed it.
@@ -58,7 +61,19 @@ class Speculation:
     generated_tokens: int = 0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    preparation_seconds: float = 0.0
     total_seconds: float = 0.0
+    schedule: str = "fixed"
+
+    def __repr__(self) -> str:
+        proposed, verified, accepted = (sum(counts) for counts in (self.proposed, self.verified, self.accepted))
+        return (
+            f"Speculation({self.generated_tokens} tokens in {self.target_forwards} target forwards, "
+            f"{self.tokens_per_forward:.2f} a forward; mean accepted length {self.mean_accepted_length:.2f} over "
+            f"{self.rounds} rounds; {self.schedule} schedule; {proposed} drafts proposed, {verified} verified, "
+            f"{accepted} accepted; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, drafter "
+            f"{self.draft_seconds:.2f})"
+        )
 
     @property
     def proposed(self) -> list[int]:
@@ -80,6 +95,16 @@ class Speculation:
     def rounds(self) -> int:
         """Rounds of all rows."""
         return sum(len(row) for row in self.accepted_lengths)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a row in the round that drafted most."""
+        return max((r.proposed for r in self.history), default=0)
+
+    @property
+    def mean_drafts(self) -> float:
+        """Drafts of a row a round, paused rounds included; `nan` without a round."""
+        return sum(self.proposed) / self.rounds if self.rounds else float("nan")
 
     @property
     def mean_accepted_length(self) -> float:
@@ -123,7 +148,7 @@ class Speculation:
 
     def _per_position(self, lengths: Callable[[Round], Iterable[int]]) -> list[int]:
         """How many rows' rounds got as far as each draft position."""
-        counts = [0] * max((r.proposed for r in self.history), default=0)
+        counts = [0] * self.most_drafts
         for r in self.history:
             for length in lengths(r):
                 for k in range(length):
@@ -132,7 +157,7 @@ class Speculation:
 
     @contextmanager
     def timed(self, what: str, device: torch.device) -> Iterator[None]:
-        """Adds the time of a block to `what` (`"draft"`, `"target"` or `"total"`)."""
+        """Adds the time of a block to `what` (`"draft"`, `"target"`, `"preparation"` or `"total"`)."""
         start = time.perf_counter()
         yield
         if device.type == "cuda" and what != "total":

@@ -180,6 +180,8 @@ class ThroughputSchedule(Schedule):
         profile ([`ThroughputProfile`]): What steps and drafting cost here.
     """
 
+    name = "throughput"
+
     def __init__(self, settings: DraftSettings, profile: ThroughputProfile) -> None:
         super().__init__(settings)
         self.profile = profile

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from ..evaluation.report import few_prompts_text, reported
 from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
 from .card_facts import table
@@ -62,7 +63,12 @@ def _is_same(model: Any, name: str) -> bool:
 def eval_results(
     results: dict[str, Any], contenders: dict[str, dict[str, Any]], repo_id: str | None
 ) -> list[EvalResult]:
-    """The measured numbers as the Hub's metadata has them, one for each task, schedule, number of rows and metric."""
+    """
+    The measured numbers as the Hub's metadata has them, one for each task, schedule, number of rows and metric: of
+    what `generate` does without arguments, where that was run, else of every schedule.
+    """
+    own = {name: contender for name, contender in contenders.items() if contender.get("schedule") == "own"}
+    contenders = own or contenders
     tasks = {task["name"]: task for task in results["tasks"]}
     found = []
     for entry in entries(results, contenders):
@@ -98,7 +104,7 @@ def dataset_of(task: dict[str, Any]) -> str:
 
 def entries(results: dict[str, Any], contenders: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of these contenders."""
-    return [entry for entry in results["results"] if entry["contender"] in contenders]
+    return [entry for entry in reported(results) if entry["contender"] in contenders]
 
 
 def _value(estimate: Any) -> float | None:
@@ -144,6 +150,8 @@ def summary(results: dict[str, Any]) -> str:
         "Accepted length is committed tokens a round, the target's own included. In brackets: 95 % intervals over "
         "prompts.",
     ]
+    if few := few_prompts_text(results):
+        sentences.append(f"**{markdown(few, limit=1000)}**")
     if not results["complete"]:
         sentences.insert(0, "**The evaluation was not finished: these numbers are of a part of it.**")
     skipped = sum(len(task.get("skipped") or []) for task in results["tasks"])
@@ -162,7 +170,8 @@ def parts(results: dict[str, Any], contenders: dict[str, dict[str, Any]]) -> lis
             found.append(
                 {"title": f"With {markdown(_setting(contender))}, {_rows(rows)}:", "table": _tasks_table(part)}
             )
-        whole = [entry for entry in mine if entry["task"] == "all" and entry.get("positions")]
+        everything = [entry for entry in results["results"] if (entry["contender"], entry["task"]) == (name, "all")]
+        whole = [entry for entry in everything if entry.get("positions")]
         if whole:
             positions = min(whole, key=lambda entry: entry["rows"])["positions"]
             title = f"Acceptance by position ({markdown(_setting(contender))}):"
