@@ -17,6 +17,7 @@ from ..evaluation.results import RESULTS_FILE, read_results, write_results
 from ..models.adapters import refuse_adapter_folder
 from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
+from ..models.loading import longest_trained
 from . import card_results
 from .card_facts import MISSING, drafter_table, settings_table, training_facts
 from .escaping import markdown, one_line
@@ -374,9 +375,10 @@ def _limits(drafter: Drafter, data: ModelCardData, results: dict | None, contend
 
 def _last_length(drafter: Drafter) -> str:
     """Where the last of several trainings had shorter sequences than the drafter had seen before."""
-    longest = ((drafter.training_record or {}).get("data") or {}).get("longest")
-    shorter = isinstance(longest, int) and longest < (drafter.config.max_trained_length or 0)
-    return f", those of its last training of up to {longest:,}" if shorter else ""
+    longest = longest_trained(drafter.training_record)
+    if longest is None or longest >= (drafter.config.max_trained_length or 0):
+        return ""
+    return f", those of its last training of up to {longest:,}"
 
 
 def _listed(value: Any) -> Iterable[Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers.utils import cached_file
 
 from .adapter_records import joined, unrecorded
-from .loading import load_training_record, read_object, save_training_record
+from .loading import load_training_record, longest_trained, read_object, save_training_record
 
 
 if TYPE_CHECKING:
@@ -317,8 +317,8 @@ class Adapters:
         self.adapter_records = {}
         # It is not saved anywhere yet, so that nothing can be trained on top that would name the base alone.
         self.name_or_path = self.config.name_or_path = ""
-        longest = ((self.training_record or {}).get("data") or {}).get("longest") or 0
-        self.config.max_trained_length = max(longest, self.config.max_trained_length or 0) or None
+        longest = (longest_trained(self.training_record), self.config.max_trained_length)
+        self.config.max_trained_length = max(filter(None, longest), default=None)
         return self.requires_grad_(True)
 
     def save_adapters(self, folder: str | os.PathLike) -> None:

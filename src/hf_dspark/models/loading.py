@@ -116,6 +116,13 @@ def earlier_trainings(record: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [*record.get("earlier", []), {name: value for name, value in record.items() if name != "earlier"}]
 
 
+def longest_trained(record: dict[str, Any] | None) -> int | None:
+    """The longest sequence, in tokens, of the training that a record tells of, where it says so."""
+    data = (record or {}).get("data")
+    longest = data.get("longest") if isinstance(data, dict) else None
+    return longest if isinstance(longest, int) else None
+
+
 def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
     """
     Refuses a checkpoint whose keys are not exactly the drafter's.
