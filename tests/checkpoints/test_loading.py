@@ -132,3 +132,15 @@ def test_what_lies_in_a_subfolder(tmp_path):
     loaded = AutoDrafter.from_pretrained(tmp_path, subfolder="inner")
     assert loaded.training_record == {"steps": 3}
     assert loaded.generation_config.num_assistant_tokens == 2
+
+
+def test_the_folder_of_a_training_is_no_checkpoint_but_names_one(tmp_path):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11", "final"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-9" / "config.json").write_text("{}")
+    (tmp_path / "checkpoint-10" / "config.json").write_text("{}")
+    with pytest.raises(OSError, match=r"has no config.json: .* result is .*checkpoint-10\.$"):
+        AutoDrafter.from_pretrained(tmp_path)
+    (tmp_path / "final" / "adapter_config.json").write_text("{}")
+    with pytest.raises(OSError, match=r"has no config.json: .* result is .*final\.$"):
+        AutoDrafter.from_pretrained(tmp_path)

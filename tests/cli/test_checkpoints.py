@@ -170,6 +170,42 @@ def test_command_lines_survive_names_with_spaces(run, pair, tmp_path):
     assert sglang[-1] == f"{folder.name}-sglang"
 
 
+def test_convert_merges_adapters(run, tmp_path):
+    folder = spread(tmp_path / "adapters", "adapters")
+    result = run("convert", folder, tmp_path / "merged", "--to", "hf-dspark")
+    assert result.exit_code == 0, result.output
+    assert f"PEFT adapters merged into {folder / 'base'} to hf-dspark" in result.stdout
+    expected = AutoDrafter.from_pretrained(folder).merge_adapters().state_dict()
+    written = load_file(tmp_path / "merged" / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[key], tensor) for key, tensor in expected.items())
+    before = load_file(folder / "base" / "model.safetensors")
+    assert any(not torch.equal(before[key], tensor) for key, tensor in written.items())
+    record = json.loads((tmp_path / "merged" / "training_record.json").read_text())
+    assert (record["adapters"]["base"], record["adapters"]["target_modules"]) == ("base", ["q_proj"])
+    # A base is not replaced by what was made of it: its adapters would be merged twice.
+    with pytest.raises(ValueError, match="is, or is inside, the checkpoint to convert"):
+        run("convert", folder, folder / "base", "--to", "hf-dspark", "--force")
+
+
+def test_merging_rounds_nothing(run, tmp_path):
+    """Adapters in float32 on a base in bfloat16."""
+    folder = spread(tmp_path / "adapters", "adapters")
+    AutoDrafter.from_pretrained(folder / "base").bfloat16().save_pretrained(folder / "base")
+    run("convert", folder, tmp_path / "merged", "--to", "hf-dspark")
+    assert AutoDrafter.from_pretrained(tmp_path / "merged").dtype == torch.float32
+
+
+def test_inspect_tells_of_adapters(run, tmp_path):
+    folder = spread(tmp_path / "adapters", "adapters")
+    text = " ".join(run("inspect", folder).stdout.split())
+    size = sum(p.numel() for p in AutoDrafter.from_pretrained(folder / "base").parameters())
+    held = sum(tensor.numel() for tensor in load_file(folder / "adapter_model.safetensors").values())
+    assert f"adapters LORA of rank 2, {held} parameters base" in text
+    assert f"size {size:,} parameters" in text
+    assert "as it is no: it doesn't know DSpark drafters in the format PEFT adapters" in text
+
+
 def spread(root, case):
     """A folder of a drafter: one of the cases that tests of formats have, or something that happens to checkpoints."""
     if case in CASES:
@@ -192,6 +228,9 @@ def spread(root, case):
         drafter.save_pretrained(root / "base")
         config = LoraConfig(r=2, target_modules=["q_proj"], base_model_name_or_path=str(root / "base"))
         inject_adapter_in_model(config, drafter)
+        for name, parameter in drafter.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter)
         drafter.save_pretrained(root)
     return root
 

@@ -63,6 +63,29 @@ def test_publish_shows_what_it_would_send(run, folder):
     assert not (folder / "README.md").exists()
 
 
+def test_adapters_are_merged_first(run, folder, tmp_path):
+    from peft import LoraConfig
+    from peft.functional import inject_adapter_in_model
+
+    from hf_dspark import AutoDrafter, publish_drafter
+
+    drafter = AutoDrafter.from_pretrained(folder)
+    config = LoraConfig(r=2, target_modules=["q_proj"], base_model_name_or_path=str(folder))
+    inject_adapter_in_model(config, drafter)
+    drafter.save_pretrained(tmp_path / "adapters")
+    for arguments in (("card",), ("publish", "--dry-run", "you/mine")):
+        with pytest.raises(ValueError, match=f"holds adapters of {folder}; merge them first: ") as refused:
+            run(*arguments[:1], tmp_path / "adapters", *reversed(arguments[1:]))
+    command = str(refused.value).split("hf-dspark ")[1].replace("MERGED", str(tmp_path / "merged"))
+    assert run(*command.split()).exit_code == 0
+    assert run("card", tmp_path / "merged").exit_code == 0
+    text = (tmp_path / "merged" / "README.md").read_text()
+    assert "Trained as adapters, which were then merged: LORA of rank 2, alpha 8. Base drafter: `mine`." in text
+    assert "Training of the base drafter: not recorded." in text
+    with pytest.raises(ValueError, match="Adapters are not published alone"):
+        publish_drafter(drafter, "you/mine", dry_run=True)
+
+
 def test_faults_are_one_line(folder, monkeypatch, capsys):
     (folder / "README.md").write_text("# Mine")
     for arguments, complaint in (

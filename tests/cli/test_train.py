@@ -97,6 +97,8 @@ def test_lora_goes_on_from_a_drafter(run, answers, tiny_embedded_pair, tmp_path)
     dry = run(*options, "--dry_run")
     assert dry.exit_code == 0, dry.output
     assert "LoRA of rank 2 and whole heads" in dry.stdout
+    size = sum(p.numel() for p in AutoDrafter.from_pretrained(base).parameters())
+    assert f"{size / 1e6:.2f} M parameters" in dry.stdout
     assert not (tmp_path / "out").exists()
     result = run(*options, "--eval_max_new_tokens", 8)
     assert result.exit_code == 0, result.output
@@ -138,6 +140,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run, answers, tiny_embedde
         assert "6 updates of 8 sequences" in result.stdout
         assert "GiB a device" in result.stdout and "Dry run: nothing was trained." in result.stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_held_out_leaves_most_of_the_data(run, answers, tiny_embedded_pair, tmp_path):
+    options = ("--train_data", answers, "--block_size", 3, "--dry_run", "--output_dir", tmp_path, *SETTINGS)
+    options += ("--eval_strategy", "steps", "--eval_steps", 1)
+    assert "8 examples" in (plan := run(*options, "--held_out", 64).stdout) and "2 held out" in plan
+    assert "9 examples" in (plan := run(*options, "--held_out", 1).stdout) and "1 held out" in plan
+    answers.write_text("".join(line + "\n" for line in answers.read_text().splitlines()[:4]))
+    with pytest.raises(ValueError, match=r"4 examples are too few .*--held_out 64.*--eval_data"):
+        run(*options, "--held_out", 64)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 from hf_dspark import AutoDrafter, DraftConfig, DraftTrainer, DSparkDrafter, Eagle3Drafter
 from hf_dspark.evaluation.results import write_results
 from hf_dspark.hub.card import CardFacts, copy_results, make_card, write_card
+from hf_dspark.hub.card_facts import losses_table
 from hf_dspark.hub.escaping import code, markdown, one_line, printable
 from hf_dspark.hub.names import hub_id, without_paths
 
@@ -165,8 +166,9 @@ def test_training_is_recorded_and_told(target, tiny_tokenizer, tmp_path):
     assert "Supervised: the completions; prompts are not. Thinking mode: off." in text
     assert "Datasets that it was loaded from: not recorded." in text
     assert "| `num_anchors` | 4 |" in text
-    assert "| Update | loss | cross entropy | l1 | confidence | acceptance |" in text
-    assert "Held-out examples:" in text
+    terms = "| Update | loss | cross entropy | l1 | confidence | acceptance |"
+    assert f"Training:\n\n{terms}\n" in text
+    assert f"Held-out examples:\n\n{terms} accepted length |\n" in text
     assert "![Training loss by update](plots/training_loss.png)" in text
     assert (tmp_path / "mine" / "plots" / "training_loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -179,6 +181,27 @@ def test_training_is_recorded_and_told(target, tiny_tokenizer, tmp_path):
     trainer.create_model_card(license="mit")
     assert ModelCard.load(tmp_path / "run" / "README.md").data.license == "mit"
     assert "DRAFTER = 'you/run'" in (tmp_path / "run" / "custom_generate" / "generate.py").read_text()
+
+
+def test_several_held_out_sets_are_told_apart():
+    log = [
+        {"step": 5, "eval_direct_loss": 2.0, "eval_l1": 0.5, "eval_direct_accepted_length": 3.25},
+        {"step": 5, "eval_thinking_loss": 1.0, "eval_l1": 0.25, "eval_thinking_accepted_length": 1.75},
+        {"step": 5, "eval_accepted_length": 2.5},
+    ]
+    text = losses_table(log)
+    assert text.count("| Update | loss | l1 | accepted length |") == 2
+    assert "Held-out examples (direct):" in text and "| 5 | 2 | 0.5 | 3.25 |" in text
+    assert "Held-out examples (thinking):" in text and "| 5 | 1 | 0.25 | 1.75 |" in text
+
+
+def test_the_last_of_several_trainings_is_told_by_its_own_length(folder):
+    drafter = AutoDrafter.from_pretrained(folder)
+    drafter.config.max_trained_length = 409
+    drafter.training_record = {"data": {"longest": 57}, "earlier": [{"updates": 3}]}
+    drafter.save_pretrained(folder)
+    told = "Trained on sequences of up to 409 tokens, those of its last training of up to 57."
+    assert told in make_card(folder).text
 
 
 # ---------------------------------------------------------------------- results

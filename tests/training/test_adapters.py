@@ -1,5 +1,8 @@
 """Adapters: what is trained, that they are saved, loaded, merged and switched, and what is refused by name."""
 
+import json
+import warnings
+
 import pytest
 import torch
 from conftest import make_target
@@ -201,6 +204,102 @@ def test_other_adapters_than_lora(tmp_path, saved):
     torch.testing.assert_close(proposals(loaded, target), proposals(trainer.drafter, target))
 
 
+# ---------------------------------------------------------------------- the record of their training
+
+
+@pytest.fixture
+def recorded(saved):
+    """As `saved`, of a base drafter whose own training is recorded."""
+    target, base = saved()
+    drafter = AutoDrafter.from_pretrained(base)
+    drafter.training_record, drafter.config.max_trained_length = {"updates": 9, "data": {"longest": 20}}, 20
+    drafter.save_pretrained(base)
+    return target, base
+
+
+def test_the_record_goes_with_adapters_and_into_the_merged_drafter(tmp_path, recorded):
+    target, base = recorded
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        trainer = train(tmp_path / "run", base, target, train_heads=True, save_strategy="steps", save_steps=2)
+    for folder in ("run/checkpoint-2", "run/checkpoint-6"):
+        record = json.loads((tmp_path / folder / "training_record.json").read_text())
+        assert record["updates"] == int(folder.rpartition("-")[2])
+        # Peft's card is a blank form with the folder of this machine in it.
+        assert not (tmp_path / folder / "README.md").exists()
+    trainer.save_model(str(tmp_path / "adapter"))
+    record = json.loads((tmp_path / "adapter" / "training_record.json").read_text())
+    assert (record["adapters"]["type"], record["adapters"]["base"], record["adapters"]["r"]) == ("LORA", base.name, 2)
+    assert record["adapters"]["modules_to_save"] == trainer.drafter.peft_config["default"].modules_to_save
+    assert record["earlier"] == [{"updates": 9, "data": {"longest": 20}}]
+    assert record["data"]["longest"] == 23
+    assert str(tmp_path) not in json.dumps(record)
+
+    loaded = AutoDrafter.from_pretrained(tmp_path / "adapter")
+    assert loaded.training_record == record
+    loaded.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "training_record.json").read_text()) == record
+    loaded.merge_adapters().save_pretrained(tmp_path / "merged")
+    merged = AutoDrafter.from_pretrained(tmp_path / "merged")
+    assert merged.training_record == record
+    assert merged.config.max_trained_length == 23
+    assert trainer.model.merge_and_unload().training_record["adapters"] == record["adapters"]
+
+
+def test_the_record_is_of_what_drafts_now(tmp_path, recorded):
+    target, base = recorded
+    for name, steps in (("code", 1), ("chat", 2)):
+        train(tmp_path / name, base, target, max_steps=steps).save_model(str(tmp_path / name / "adapter"))
+    (tmp_path / "chat" / "adapter" / "training_record.json").unlink()
+    drafter = AutoDrafter.from_pretrained(base)
+    drafter.load_adapter(tmp_path / "code" / "adapter", adapter_name="code")
+    drafter.load_adapter(tmp_path / "chat" / "adapter", adapter_name="chat")
+    assert drafter.training_record["updates"] == 1
+    drafter.set_adapter("chat")
+    # Nothing was recorded, so what they are is all that is told.
+    assert drafter.training_record.keys() == {"record_version", "adapters", "earlier"}
+    assert [earlier["updates"] for earlier in drafter.training_record["earlier"]] == [9]
+    drafter.set_adapter(["chat", "code"])
+    assert drafter.training_record["updates"] == 1
+    history = drafter.training_record["earlier"]
+    assert (history[0]["updates"], history[1]["adapters"]["base"], len(history)) == (9, base.name, 2)
+    drafter.disable_adapters()
+    assert drafter.training_record["updates"] == 9
+    # What is disabled is not merged either.
+    plain = AutoDrafter.from_pretrained(base)
+    assert_equal_weights(weights(drafter.merge_adapters()), weights(plain))
+    assert drafter.training_record == plain.training_record
+
+
+def test_a_merged_drafter_is_no_base_before_it_is_saved(tmp_path, saved):
+    target, base = saved()
+    train(tmp_path / "run", base, target, max_steps=1).save_model(str(tmp_path / "adapter"))
+    merged = AutoDrafter.from_pretrained(tmp_path / "adapter").merge_adapters()
+    with pytest.raises(ValueError, match="this one is fresh"):
+        make_trainer(tmp_path / "more", drafter=merged, target=target, peft_config=LoraConfig(r=2))
+
+
+def test_parameters_are_counted_once(saved):
+    from hf_dspark.models.adapters import merged_size
+    from hf_dspark.training.adapters import add_adapters
+
+    _, base = saved()
+    drafter = AutoDrafter.from_pretrained(base)
+    size = sum(p.numel() for p in drafter.parameters())
+    assert merged_size(drafter) == size
+    add_adapters(drafter, LoraConfig(r=2), train_heads=True)
+    assert sum(p.numel() for p in drafter.parameters()) > size
+    assert merged_size(drafter) == size
+
+
+def test_a_trainer_of_adapters_writes_no_card(tmp_path, saved):
+    target, base = saved()
+    trainer = train(tmp_path / "run", base, target, max_steps=1)
+    trainer.save_model()
+    trainer.create_model_card()
+    assert not (tmp_path / "run" / "README.md").exists()
+
+
 # ---------------------------------------------------------------------- refusals
 
 
@@ -245,8 +344,6 @@ def test_a_drafter_has_no_prompt_to_tune(tmp_path, saved):
 
 
 def test_an_adapter_without_its_base_says_how_to_load_it(tmp_path, saved):
-    import json
-
     target, base = saved()
     train(tmp_path / "run", base, target).save_model(str(tmp_path / "adapter"))
     file = tmp_path / "adapter" / "adapter_config.json"

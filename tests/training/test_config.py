@@ -29,3 +29,8 @@ def test_autocast_is_on_only_where_the_gpu_has_bfloat16(tmp_path, monkeypatch):
 def test_numbers_that_train_nothing_are_refused(tmp_path, argument):
     with pytest.raises(ValueError, match="must be at least"):
         DraftConfig(output_dir=str(tmp_path), **argument)
+
+
+def test_no_memory_is_pinned_where_there_is_no_accelerator(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert DraftConfig(output_dir=str(tmp_path)).dataloader_pin_memory is False

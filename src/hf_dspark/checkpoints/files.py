@@ -31,12 +31,26 @@ def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
         OSError: If there is none.
         ValueError: If it is no JSON object.
     """
+    result = None if location.get("subfolder") else _result_of_training(name_or_path)
+    if result is not None:
+        raise OSError(f"{name_or_path} has no {CONFIG_NAME}: a training was run there, whose result is {result}.")
     file = cached_file(name_or_path, CONFIG_NAME, **location)
     if file is None:
         raise OSError(f"{name_or_path} has no {CONFIG_NAME}: it is no checkpoint.")
     if not Path(file).is_file():
         raise OSError(f"{file} is no file: {name_or_path} is no checkpoint.")
     return read_object(file)
+
+
+def _result_of_training(folder: Any) -> Path | None:
+    """Of the output folder of a training the result, else its newest checkpoint."""
+    folder = Path(folder)
+    if (folder / CONFIG_NAME).is_file():
+        return None
+    steps = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    candidates = [folder / "final", *(steps[step] for step in sorted(steps, reverse=True))]
+    held = ((path, path / name) for path in candidates for name in (CONFIG_NAME, "adapter_config.json"))
+    return next((path for path, file in held if file.is_file()), None)
 
 
 def read_weights(name_or_path: Any, location: dict[str, Any], variant: str | None = None) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ def convert_help() -> str:
 
 
 def convert(
-    source: Annotated[str, Argument(metavar="SRC", help="The drafter: a folder or Hub id, in any format we read.")],
+    source: Annotated[str, Argument(metavar="SRC", help="The drafter, or adapters of one: a folder or Hub id.")],
     destination: Annotated[str, Argument(metavar="DST", help="The folder to write.")],
     to: Annotated[
         Literal["hf-dspark", "deepspec", "speculators", "sglang", "zlab"],
@@ -46,13 +46,21 @@ def convert(
     Write the drafter SRC to the folder DST in another format.
 
     The result is read back and compared with SRC before it takes the name DST; if anything fails, nothing is left.
+    Adapters are merged into their base drafter on the way: `--to hf-dspark` makes a drafter like any other of them.
     """
     from transformers.utils.logging import disable_progress_bar
 
+    from ..models.adapters import adapter_base
+
     disable_progress_bar()
     _require_apart(Path(source), Path(destination))
+    if base := adapter_base(source, {}):
+        _require_apart(Path(base), Path(destination))
     drafter = load_as_stored(source)
     came_from = drafter.stored_format
+    if base:
+        came_from = f"{came_from} merged into {base}"
+        drafter.merge_adapters()
     if target:
         _attach(drafter, target)
     folder = drafter.export(destination, format=to, force=force)
@@ -61,12 +69,17 @@ def convert(
 
 
 def load_as_stored(checkpoint: str) -> Drafter:
-    """A drafter with its weights as the files hold them, whatever type its config names."""
+    """A drafter with its weights, and adapters, as the files hold them, whatever type its config names."""
+    from torch import promote_types
+
     from ..auto import AutoDrafter
     from ..checkpoints import weights_dtype
-    from ..models.adapters import adapter_base
+    from ..models.adapters import adapter_base, adapters_dtype
 
-    dtype = weights_dtype(adapter_base(checkpoint, {}) or checkpoint)
+    base = adapter_base(checkpoint, {})
+    dtype = weights_dtype(base or checkpoint)
+    if base:
+        dtype = promote_types(dtype, adapters_dtype(checkpoint))
     return AutoDrafter.from_pretrained(checkpoint, dtype=dtype)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    checkpoint: Annotated[str, Argument(help="The drafter: a folder or Hub id, in any format we read.")],
+    checkpoint: Annotated[str, Argument(help="The drafter, or adapters of one: a folder or Hub id.")],
     target: Annotated[
         str | None,
         Option(help="Its target, for the engines' command lines.", show_default="the one that the drafter names"),
@@ -32,16 +32,40 @@ def inspect(
 
     disable_progress_bar()
     drafter = load_as_stored(checkpoint)
-    console, reasons = Console(highlight=False), refusals_of_any_format(drafter)
-    console.print(_facts(checkpoint, drafter))
+    console, adapters = Console(highlight=False), _adapters(drafter)
+    if adapters:
+        # As `hf-dspark convert` does.
+        drafter.merge_adapters()
+    reasons = refusals_of_any_format(drafter)
+    console.print(_facts(checkpoint, drafter, adapters))
     console.print(_formats(drafter.config, reasons))
     target = target or drafter.config.target_name_or_path or "TARGET"
     _print_engines(console, checkpoint, drafter, target, reasons)
 
 
-def _facts(checkpoint: str, drafter: Drafter) -> Table:
+def _adapters(drafter: Drafter) -> list[tuple[str, str]]:
+    """What is told of adapters; nothing of a drafter without."""
+    from ..models.adapters import merged_size
+
+    if not drafter.has_adapters:
+        return []
+    config = drafter.peft_config[drafter.active_adapters()[0]]
+    size = sum(parameter.numel() for parameter in drafter.parameters()) - merged_size(drafter)
+    rank = f" of rank {config.r}" if getattr(config, "r", None) else ""
+    whole = getattr(config, "modules_to_save", None)
+    beside = f", whole modules among them: {', '.join(sorted(whole))}" if whole else ""
+    return [
+        ("adapters", f"{config.peft_type.value}{rank}, {size:,} parameters{beside}"),
+        ("base", str(config.base_model_name_or_path)),
+        ("", "what follows is of the drafter that `hf-dspark convert` merges of them"),
+    ]
+
+
+def _facts(checkpoint: str, drafter: Drafter, adapters: list[tuple[str, str]]) -> Table:
     config, text = drafter.config, drafter.config.text_config
     facts = _table(checkpoint)
+    for name, told in adapters:
+        facts.add_row(name, Text(told))
     facts.add_row("drafter", f"{_name(config)} with {text.model_type} layers; format {drafter.stored_format}")
     facts.add_row("target", config.target_name_or_path or "not named")
     facts.add_row("layers", f"{text.num_hidden_layers}, hidden size {text.hidden_size}{_windows(config)}")

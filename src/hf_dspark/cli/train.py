@@ -123,6 +123,7 @@ def _field(field: Any) -> str:
 
 
 def _plan(run: PreparedRun) -> Table:
+    from ..models.adapters import merged_size
     from ..training.memory import available_memory
 
     args, drafter = run.settings.args, run.drafter
@@ -130,18 +131,20 @@ def _plan(run: PreparedRun) -> Table:
     target = run.target
     table.add_row(
         "target",
-        f"{run.settings.target.target}, {_count(target)} parameters, {str(target.dtype).removeprefix('torch.')}",
+        f"{run.settings.target.target}, {_count(target.num_parameters())} parameters, "
+        f"{str(target.dtype).removeprefix('torch.')}",
     )
     came = f"from {run.settings.drafter.drafter}" if run.settings.drafter.drafter else "fresh"
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     table.add_row(
         "drafter",
         f"{type(drafter).__name__}, {came}, {drafter.config.num_hidden_layers} layers, {drafter.num_drafts} drafts a "
-        f"round, {drafter.config.output_size} of {drafter.config.vocab_size} tokens, {_count(drafter)} parameters",
+        f"round, {drafter.config.output_size} of {drafter.config.vocab_size} tokens, "
+        f"{_count(merged_size(drafter))} parameters",
     )
     if run.peft_config is not None:
         what = f"LoRA of rank {run.peft_config.r}" + (" and whole heads" if args.train_heads else "")
-        table.add_row("trained", what + (f", {trained / 1e6:.2f} M parameters" if drafter.has_adapters else ""))
+        table.add_row("trained", what + (f", {_count(trained)} parameters" if drafter.has_adapters else ""))
     masks = run.train_dataset["loss_mask"]
     lengths = [len(mask) for mask in masks]
     table.add_row(
@@ -169,6 +172,5 @@ def _held_out(dataset: Any) -> str:
     return str(len(dataset or []))
 
 
-def _count(model: Any) -> str:
-    size = sum(p.numel() for p in model.parameters())
+def _count(size: int) -> str:
     return f"{size / 1e9:.2f} B" if size > 1e9 else f"{size / 1e6:.2f} M"

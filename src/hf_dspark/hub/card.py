@@ -14,8 +14,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..checkpoints.engines import servings
 from ..evaluation.results import RESULTS_FILE, read_results, write_results
+from ..models.adapters import refuse_adapter_folder
 from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
+from ..models.loading import longest_trained
 from . import card_results
 from .card_facts import MISSING, drafter_table, settings_table, training_facts
 from .escaping import markdown, one_line
@@ -188,7 +190,7 @@ def copy_results(source: str | os.PathLike, folder: str | os.PathLike) -> None:
         OSError: If there are none, or no drafter.
         ValueError: If they are no results of an evaluation.
     """
-    _require_drafter(Path(folder))
+    require_drafter(Path(folder))
     results = read_results(source)
     write_results(folder, without_paths({name: results[name] for name in results if name != "schema_version"}))
     plots = (Path(source) if Path(source).is_dir() else Path(source).parent) / PLOTS
@@ -201,11 +203,17 @@ def copy_results(source: str | os.PathLike, folder: str | os.PathLike) -> None:
 def _load(folder: Path) -> Drafter:
     from ..auto import AutoDrafter
 
-    _require_drafter(folder)
+    require_drafter(folder)
     return AutoDrafter.from_pretrained(folder)
 
 
-def _require_drafter(folder: Path) -> None:
+def require_drafter(folder: Path) -> None:
+    """
+    Raises:
+        FileNotFoundError: If the folder holds no drafter.
+        ValueError: If it holds adapters of one.
+    """
+    refuse_adapter_folder(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no drafter (no config.json). Save one there first.")
 
@@ -355,7 +363,7 @@ def _limits(drafter: Drafter, data: ModelCardData, results: dict | None, contend
     tried = sorted({entry["rows"] for entry in card_results.entries(results, contenders)}) if results else []
     rows = ", ".join(map(str, tried)) or MISSING
     return [
-        f"Trained on {length}. Beyond that, acceptance was not looked at here.",
+        f"Trained on {length}{_last_length(drafter)}. Beyond that, acceptance was not looked at here.",
         f"Languages: {languages}.",
         f"Rows decoded at once in the evaluation: {rows}.",
         "A drafter shortens decoding only where a target forward over several tokens costs little more than one over "
@@ -363,6 +371,14 @@ def _limits(drafter: Drafter, data: ModelCardData, results: dict | None, contend
         "What the target gets wrong stays wrong.",
         f"Licence: {markdown(data.license) if data.license else MISSING}.",
     ]
+
+
+def _last_length(drafter: Drafter) -> str:
+    """Where the last of several trainings had shorter sequences than the drafter had seen before."""
+    longest = longest_trained(drafter.training_record)
+    if longest is None or longest >= (drafter.config.max_trained_length or 0):
+        return ""
+    return f", those of its last training of up to {longest:,}"
 
 
 def _listed(value: Any) -> Iterable[Any]:

@@ -11,7 +11,7 @@ from .escaping import code, markdown
 
 MISSING = "not recorded"
 LOSS_ROWS = 10
-LOSSES = ("loss", "cross_entropy", "soft_cross_entropy", "l1", "confidence", "acceptance")
+LOSSES = ("loss", "cross_entropy", "soft_cross_entropy", "l1", "confidence", "acceptance", "accepted_length")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -97,8 +97,11 @@ def training_facts(record: dict[str, Any] | None, written_by_hand: bool) -> dict
     if not record:
         told = " What follows was written by hand." if written_by_hand else ""
         return {"summary": f"No record of the training came with the checkpoint.{told}"}
-    sentences = [_data_sentence(record.get("data") or {}), _progress_sentence(record)]
+    sentences = [_adapters_sentence(record["adapters"])] if record.get("adapters") else []
+    sentences += [_data_sentence(record.get("data") or {}), _progress_sentence(record)]
     sentences += [f"Before that: {_progress_sentence(earlier)}" for earlier in reversed(record.get("earlier", []))]
+    if record.get("adapters") and not record.get("earlier"):
+        sentences.append(f"Training of the base drafter: {MISSING}.")
     sentences.append(_machine_sentence(record))
     arguments = record.get("arguments") or {}
     rows = [(code(name), markdown(value)) for name, value in arguments.items()]
@@ -107,6 +110,17 @@ def training_facts(record: dict[str, Any] | None, written_by_hand: bool) -> dict
         "arguments": table(("Argument", "Value"), rows) if rows else f"Training arguments: {MISSING}.",
         "losses": losses_table(record.get("log") or []),
     }
+
+
+def _adapters_sentence(adapters: dict[str, Any]) -> str:
+    named = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    settings = ", ".join(f"{word} {markdown(adapters[name])}" for name, word in named.items() if adapters.get(name))
+    base, whole = adapters.get("base"), ", ".join(map(code, adapters.get("modules_to_save") or []))
+    return (
+        f"Trained as adapters, which were then merged: {markdown(adapters.get('type') or MISSING)}"
+        f"{f' of {settings}' if settings else ''}. Base drafter: {code(base) if base else MISSING}."
+        f"{f' Trained whole beside them: {whole}.' if whole else ''}"
+    )
 
 
 def _data_sentence(data: dict[str, Any]) -> str:
@@ -139,17 +153,27 @@ def _machine_sentence(record: dict[str, Any]) -> str:
 
 def losses_table(log: list[dict[str, Any]]) -> str:
     """The loss and its terms over the training, in at most `LOSS_ROWS` lines, and the evaluations."""
-    held_out = [entry for entry in log if "eval_loss" in entry]
-    parts = []
-    for entries, prefix, title in ((training_entries(log), "", "Training"), (held_out, "eval_", "Held-out examples")):
-        names = [name for name in LOSSES if any(prefix + name in entry for entry in entries)]
-        if names:
-            rows = (
-                [markdown(entry.get("step", "")), *(_value(_number(entry.get(prefix + name))) for name in names)]
-                for entry in spread(entries, LOSS_ROWS)
-            )
-            parts.append(f"{title}:\n\n{table(('Update', *(name.replace('_', ' ') for name in names)), rows)}")
-    return "\n\n".join(parts)
+    parts = [("Training", _values(training_entries(log), ""))]
+    evaluated = {key.removesuffix("loss") for entry in log for key in entry if key.startswith("eval_")}
+    for prefix in sorted(prefix for prefix in evaluated if prefix.endswith("_")):
+        entries = [entry for entry in log if f"{prefix}loss" in entry]
+        name = prefix.removeprefix("eval_").removesuffix("_")
+        title = f"Held-out examples ({markdown(name)})" if name else "Held-out examples"
+        parts.append((title, _values(entries, prefix)))
+    return "\n\n".join(f"{title}:\n\n{rows}" for title, rows in parts if rows)
+
+
+def _values(entries: list[dict[str, Any]], prefix: str) -> str:
+    """The loss and its terms in entries of a log; a set of several has a prefix of its own, its terms have none."""
+    found = [{name: entry.get(prefix + name, entry.get(f"eval_{name}")) for name in LOSSES} for entry in entries]
+    names = [name for name in LOSSES if any(values[name] is not None for values in found)]
+    if not names:
+        return ""
+    rows = [
+        [markdown(entry.get("step", "")), *(_value(_number(values[name])) for name in names)]
+        for entry, values in zip(entries, found)
+    ]
+    return table(("Update", *(name.replace("_", " ") for name in names)), spread(rows, LOSS_ROWS))
 
 
 def training_entries(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

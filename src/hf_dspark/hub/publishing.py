@@ -15,9 +15,10 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from huggingface_hub.utils import validate_repo_id
 
 from ..evaluation.results import RESULTS_FILE
+from ..models.adapters import ADAPTERS_ALONE
 from ..models.drafter import Drafter
 from ..models.loading import TRAINING_RECORD, save_training_record
-from .card import CARD, PLOTS, CardFacts, copy_results, record_of_state, write_card
+from .card import CARD, PLOTS, CardFacts, copy_results, record_of_state, require_drafter, write_card
 from .custom_generate import write_custom_generate
 from .names import hub_id, without_paths
 
@@ -107,7 +108,7 @@ def publish_drafter(
         FileExistsError: If a card would be lost.
         FileNotFoundError: If the folder holds no drafter.
         OSError: If the Hub refuses, or can't be reached.
-        ValueError: If a name is none that the Hub takes, or the checkpoint is damaged.
+        ValueError: If a name is none that the Hub takes, the checkpoint is damaged, or it is adapters alone.
 
     Example:
 
@@ -184,6 +185,8 @@ def _staged(drafter: Drafter | str | os.PathLike, max_shard_size: int | str) -> 
     with tempfile.TemporaryDirectory(prefix="hf-dspark-") as name:
         staging, left_out = Path(name), []
         if isinstance(drafter, Drafter):
+            if drafter.has_adapters:
+                raise ValueError(ADAPTERS_ALONE)
             drafter.save_pretrained(staging, max_shard_size=max_shard_size)
         else:
             left_out = _link(Path(drafter), staging)
@@ -192,8 +195,7 @@ def _staged(drafter: Drafter | str | os.PathLike, max_shard_size: int | str) -> 
 
 
 def _link(source: Path, staging: Path) -> list[str]:
-    if not (source / "config.json").is_file():
-        raise FileNotFoundError(f"{source} holds no drafter (no config.json). Save one there first.")
+    require_drafter(source)
     published = {file for pattern in PUBLISHED for file in source.glob(pattern) if file.is_file()}
     for file in published:
         place = staging / file.relative_to(source)

@@ -2,7 +2,9 @@
 
 import copy
 import os
+import shlex
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from transformers.utils import cached_file
 
-from .loading import read_object
+from .adapter_records import joined, unrecorded
+from .loading import load_training_record, longest_trained, read_object, save_training_record
 
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ ADAPTERS_PLACE = ("revision", "subfolder")
 MODEL_CONFIG = "config.json"
 # What PEFT puts before a name in its files.
 PREFIX = "base_model.model."
+ADAPTERS_ALONE = "Adapters are not published alone: merge them into their drafter first (`drafter.merge_adapters()`)."
 # Their weights enter a chunked loss or a gather directly, so that an adapter beside them would not be seen.
 READ_DIRECTLY = ("embed_tokens", "lm_head", "markov_head.markov_w2")
 
@@ -65,6 +69,36 @@ def adapter_base(name_or_path: str | os.PathLike | None, location: dict[str, Any
             f'drafter and call `drafter.load_adapter("{name_or_path}")`.'
         )
     return base
+
+
+def refuse_adapter_folder(folder: str | os.PathLike) -> None:
+    """
+    For what needs a whole drafter.
+
+    Raises:
+        ValueError: If the folder holds adapters alone, naming their base and the command that merges them into it.
+    """
+    base = adapter_base(folder, {}) if os.path.isdir(folder) else None
+    if base is not None:
+        raise ValueError(
+            f"{folder} holds adapters of {base}; merge them first: "
+            f"hf-dspark convert {shlex.quote(str(folder))} MERGED --to hf-dspark"
+        )
+
+
+def merged_size(drafter: "Drafter") -> int:
+    """How many parameters a drafter has once its adapters are merged, which is what it has without them."""
+    layers = adapter_layers(drafter).values()
+    added = sum(_size(module) - _size(_base_of(module)) for module in layers)
+    return _size(drafter) - added
+
+
+def _base_of(module: Any) -> torch.nn.Module:
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module.original_module
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def underlying_drafter(model: Any) -> "Drafter | None":
@@ -152,6 +186,12 @@ def _read_weights(name_or_path: str | os.PathLike, location: dict[str, Any]) -> 
     return file, {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(file).items()}
 
 
+def adapters_dtype(name_or_path: str | os.PathLike) -> torch.dtype:
+    """The narrowest type that holds all weights of adapters exactly."""
+    types = {t.dtype for t in _read_weights(name_or_path, {})[1].values() if t.is_floating_point()}
+    return reduce(torch.promote_types, types)
+
+
 class Adapters:
     """
     What a [`Drafter`] does with PEFT adapters. The names are those of transformers' `PeftAdapterMixin`, whose own
@@ -161,6 +201,11 @@ class Adapters:
     @property
     def has_adapters(self) -> bool:
         return bool(adapter_layers(self))
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        # Of this name, which peft asks for, transformers warns.
+        return self.is_activation_checkpointing
 
     def load_adapter(
         self, peft_model_id: str | os.PathLike, adapter_name: str = "default", is_trainable: bool = False, **hub: Any
@@ -190,7 +235,10 @@ class Adapters:
         require_peft()
         from peft.functional import inject_adapter_in_model, set_adapter, set_peft_model_state_dict
 
-        active = self.active_adapters() if self.has_adapters else adapter_name
+        if self.has_adapters:
+            active = self.active_adapters()
+        else:
+            active, self.adapter_records = [adapter_name], {}
         if self.has_adapters and adapter_name in self.peft_config:
             raise ValueError(f"The drafter has adapters called {adapter_name!r} already; choose another name.")
         config = _read_config(peft_model_id, hub)
@@ -210,6 +258,11 @@ class Adapters:
             )
         check_adapters(self)
         set_adapter(self, active, inference_mode=not is_trainable)
+        base_record = self.adapter_records.setdefault(None, self.training_record)
+        self.adapter_records[adapter_name] = load_training_record(peft_model_id, hub.get("subfolder")) or unrecorded(
+            config, config.base_model_name_or_path, base_record
+        )
+        self._tell_training()
 
     def set_adapter(self, adapter_name: str | list[str]) -> None:
         """Makes one set of adapters active, or several at once."""
@@ -221,30 +274,30 @@ class Adapters:
         from peft.functional import set_adapter
 
         set_adapter(self, adapter_name, inference_mode=True)
+        self._tell_training()
 
     def enable_adapters(self) -> None:
         """Undoes `disable_adapters`."""
         self._require_adapters()
         for module in adapter_layers(self).values():
             module.enable_adapters(True)
+        self._tell_training()
 
     def disable_adapters(self) -> None:
         """Lets the drafter draft as its base does."""
         self._require_adapters()
         for module in adapter_layers(self).values():
             module.enable_adapters(False)
+        self._tell_training()
 
     def active_adapters(self) -> list[str]:
-        """Names of the adapters that are in use."""
-        self._require_adapters()
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        return list(next(m for m in adapter_layers(self).values() if isinstance(m, BaseTunerLayer)).active_adapters)
+        """Names of the adapters that are in use, or would be if they were not disabled."""
+        return list(self._first_tuner_layer().active_adapters)
 
     def merge_adapters(self) -> "Drafter":
         """
         Writes the active adapters into the weights and takes all adapters off, so that the drafter can be saved,
-        exported and run as one without.
+        exported and run as one without. Its `training_record` is then theirs, with that of the base as history.
 
         Returns:
             `Drafter`: itself.
@@ -252,20 +305,24 @@ class Adapters:
         Raises:
             ValueError: If it has no adapters.
         """
-        self._require_adapters()
+        self._tell_training()
         for name, module in adapter_layers(self).items():
-            if hasattr(module, "get_base_layer"):
+            plain = _base_of(module)
+            if not module.disable_adapters and hasattr(module, "get_base_layer"):
                 module.merge(safe_merge=True)
-                plain = module.get_base_layer()
-            else:
-                active = [] if module.disable_adapters else module.active_adapters
-                plain = module.modules_to_save[active[0]] if active else module.original_module
+            elif not module.disable_adapters and module.active_adapters:
+                plain = module.modules_to_save[module.active_adapters[0]]
             self.set_submodule(name, plain)
         del self.peft_config
+        self.adapter_records = {}
+        # It is not saved anywhere yet, so that nothing can be trained on top that would name the base alone.
+        self.name_or_path = self.config.name_or_path = ""
+        longest = (longest_trained(self.training_record), self.config.max_trained_length)
+        self.config.max_trained_length = max(filter(None, longest), default=None)
         return self.requires_grad_(True)
 
     def save_adapters(self, folder: str | os.PathLike) -> None:
-        """Saves the active adapters, in the form that `PeftModel` writes and reads."""
+        """Saves the active adapters, in the form that `PeftModel` writes and reads, and how they were trained."""
         from peft.functional import get_peft_model_state_dict
 
         if os.path.exists(os.path.join(folder, MODEL_CONFIG)):
@@ -280,6 +337,25 @@ class Adapters:
         tensors = {PREFIX + key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         save_file(tensors, os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
         config.save_pretrained(str(folder))
+        save_training_record(folder, self.adapter_record(name))
+
+    def adapter_record(self, name: str) -> dict[str, Any]:
+        """How one set of adapters was trained; what they are, where that was not recorded."""
+        base_record = self.adapter_records.setdefault(None, self.training_record)
+        config = self.peft_config[name]
+        return self.adapter_records.get(name) or unrecorded(config, config.base_model_name_or_path, base_record)
+
+    def _tell_training(self) -> None:
+        """Has `training_record` speak of the weights as they draft now."""
+        names = [] if self._first_tuner_layer().disable_adapters else self.active_adapters()
+        base_record = self.adapter_records.setdefault(None, self.training_record)
+        self.training_record = joined([self.adapter_record(name) for name in names]) if names else base_record
+
+    def _first_tuner_layer(self) -> Any:
+        self._require_adapters()
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        return next(module for module in adapter_layers(self).values() if isinstance(module, BaseTunerLayer))
 
     def _require_adapters(self) -> None:
         if not self.has_adapters:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .adapters import ADAPTERS_PLACE, adapter_base
+from .adapters import ADAPTERS_ALONE, ADAPTERS_PLACE, adapter_base
 from .export import export
 from .loading import load_generation_config, load_training_record, refuse_incomplete, save_training_record
 
@@ -95,6 +95,7 @@ class Checkpoints:
         place = {k: kwargs.pop(k) for k in ADAPTERS_PLACE if k in kwargs}
         drafter, info = cls.from_pretrained(base, *args, output_loading_info=True, **kwargs)
         drafter.load_adapter(name, **place)
+        drafter.stored_format = "PEFT adapters"
         return drafter, info
 
     @classmethod
@@ -122,13 +123,14 @@ class Checkpoints:
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """
         Saves config, weights (without what is borrowed from the target), decoding settings and, if it was trained
-        with [`DraftTrainer`], `training_record.json`; of a drafter with adapters, the active adapters alone.
+        with [`DraftTrainer`], `training_record.json`; of a drafter with adapters, the active adapters and their
+        record alone.
         """
         hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         push_to_hub = kwargs.pop("push_to_hub", False)
         if self.has_adapters:
             if push_to_hub:
-                raise ValueError("Adapters are not published alone: merge them into the drafter first.")
+                raise ValueError(ADAPTERS_ALONE)
             if kwargs.get("is_main_process", True):
                 self.save_adapters(save_directory)
             return

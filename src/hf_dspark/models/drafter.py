@@ -129,6 +129,8 @@ class Drafter(Adapters, Checkpoints, PreTrainedModel):
         self.generation_config = default_generation_config(config)
         # How it was trained, for its model card; `DraftTrainer` fills it in.
         self.training_record: dict[str, Any] | None = None
+        # The same of each set of adapters on it, by name, and of what they sit on, under `None`.
+        self.adapter_records: dict[str | None, dict[str, Any] | None] = {}
         # A plain attribute: nn.Module must not take the target's modules for the drafter's own.
         object.__setattr__(self, "_target", None)
 

@@ -109,6 +109,20 @@ def save_training_record(folder: str | os.PathLike, record: dict[str, Any] | Non
         file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def earlier_trainings(record: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The trainings that a record tells of, oldest first, as the history of one that goes on from there."""
+    if record is None:
+        return []
+    return [*record.get("earlier", []), {name: value for name, value in record.items() if name != "earlier"}]
+
+
+def longest_trained(record: dict[str, Any] | None) -> int | None:
+    """The longest sequence, in tokens, of the training that a record tells of, where it says so."""
+    data = (record or {}).get("data")
+    longest = data.get("longest") if isinstance(data, dict) else None
+    return longest if isinstance(longest, int) else None
+
+
 def refuse_incomplete(name: str, info: dict[str, Any]) -> None:
     """
     Refuses a checkpoint whose keys are not exactly the drafter's.

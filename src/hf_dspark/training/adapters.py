@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers.utils import logging
 
-from ..models.adapters import check_adapters, refuse_prompts, require_peft
+from ..models.adapters import check_adapters, merged_size, refuse_prompts, require_peft
 from ..models.drafter import Drafter
 
 
@@ -58,12 +58,12 @@ def add_adapters(drafter: Drafter, peft_config: "PeftConfig", train_heads: bool)
     model = get_peft_model(drafter, peft_config)
     check_adapters(drafter)
     heads, adapters = trained_parameters(drafter)
-    total = sum(p.numel() for p in drafter.parameters())
+    total = merged_size(drafter)
     logger.warning(
         "Training %d parameters of adapters (%.1f %% of the drafter's %d)%s.",
         adapters,
-        100 * adapters / (total - heads - adapters),
-        total - heads - adapters,
+        100 * adapters / total,
+        total,
         f" and {heads} of whole modules" if heads else "",
     )
     return model
@@ -88,6 +88,11 @@ def _heads(drafter: Drafter) -> list[str]:
             continue
         heads += [f"{name}.{i}" for i in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
     return heads
+
+
+def leave_out_card(model: "PeftModel") -> None:
+    """Keeps peft from saving its card beside the adapters: a blank form that names a folder of this machine."""
+    model.create_or_update_model_card = lambda output_dir: None
 
 
 def refuse_loaded_adapters(model: Any, drafter: Drafter) -> None:

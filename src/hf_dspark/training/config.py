@@ -77,6 +77,8 @@ class DraftConfig(TrainingArguments):
     def __post_init__(self) -> None:
         if self.load_best_model_at_end and self.metric_for_best_model is None and self.eval_prompts:
             self.metric_for_best_model = "accepted_length"
+        # Pinned memory is for copies to an accelerator; torch warns of it where there is none.
+        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.accelerator.is_available()
         if self.bf16 is None:
             self.bf16 = not self.fp16 and _bfloat16_is_native()
         if self.num_anchors < 1 or self.max_length < 2 or self.logits_chunk_size < 1:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainingArguments
 
 from ..machine import processor, versions
+from ..models.adapter_records import RECORD_VERSION, describe_adapters
+from ..models.loading import earlier_trainings
 
 
 if TYPE_CHECKING:
@@ -57,30 +59,38 @@ class RecordCallback(TrainerCallback):
 
     def __init__(self, trainer: "DraftTrainer", drafter: "Drafter", dataset: Any) -> None:
         self.drafter = drafter
-        self.earlier = _earlier(drafter.training_record)
+        self.base_record = drafter.training_record
+        self.adapters = drafter.active_adapters() if drafter.has_adapters else []
         self.about = {
+            "record_version": RECORD_VERSION,
+            "adapters": _adapters(drafter),
             "arguments": _arguments(trainer.args, drafter),
             "data": _describe_data(trainer.train_dataset, dataset),
             "machine": _machine(trainer.args),
             "versions": versions(),
         }
 
-    def on_log(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        self.drafter.training_record = {
-            "record_version": 1,
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        record = {
             **self.about,
             "updates": state.global_step,
             "epochs": state.epoch,
             "log": state.log_history,
-            "earlier": self.earlier,
+            "earlier": earlier_trainings(self.base_record),
         }
+        self.drafter.training_record = record
+        if self.adapters:
+            self.drafter.adapter_records = {None: self.base_record, **dict.fromkeys(self.adapters, record)}
+
+    on_log = on_step_end
 
 
-def _earlier(record: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Trainings before this one, oldest first."""
-    if record is None:
-        return []
-    return [*record.get("earlier", []), {name: value for name, value in record.items() if name != "earlier"}]
+def _adapters(drafter: "Drafter") -> dict[str, Any] | None:
+    """What the trained adapters are and which drafter they sit on; `None` where all of the drafter is trained."""
+    if not drafter.has_adapters:
+        return None
+    config = drafter.peft_config[drafter.active_adapters()[0]]
+    return describe_adapters(config, config.base_model_name_or_path)
 
 
 def _arguments(args: "DraftConfig", drafter: "Drafter") -> dict[str, Any]:

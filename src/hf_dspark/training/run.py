@@ -28,6 +28,8 @@ from .trainer import DraftTrainer
 
 CONFIGS = Path(__file__).parent / "configs"
 EMBEDDED = "embedded"
+# Of so many examples at most one is held out, however many were asked for.
+HELD_OUT_OF = 5
 
 
 @dataclass
@@ -81,7 +83,10 @@ class DataArguments:
     train_split: str = field(default="train", metadata={"help": "Its split."})
     eval_data: str | None = field(default=None, metadata={"help": "The same for evaluation; else `held_out`."})
     eval_split: str = field(default="test", metadata={"help": "Its split."})
-    held_out: int = field(default=64, metadata={"help": "Without `eval_data`: training examples kept for evaluation."})
+    held_out: int = field(
+        default=64,
+        metadata={"help": "Without `eval_data`: training examples kept for evaluation, a fifth of them at most."},
+    )
     enable_thinking: Literal["as_given", "on", "off"] = field(
         default="as_given", metadata={"help": "What chats say to the template; `as_given` leaves each as it is."}
     )
@@ -220,10 +225,14 @@ class Run:
         if data.eval_data:
             evaluation = self._with_thinking(load_examples(data.eval_data, data.eval_split))
         elif data.held_out and self.args.eval_strategy != "no":
-            if len(train) <= data.held_out:
-                raise ValueError(f"{len(train)} examples are too few to hold {data.held_out} of them out.")
+            count = min(data.held_out, len(train) // HELD_OUT_OF)
+            if count < 1:
+                raise ValueError(
+                    f"{len(train)} examples are too few to hold a part of them out for evaluation (--held_out "
+                    f"{data.held_out}, a fifth at most). Give others with --eval_data, or more examples."
+                )
             order = train.shuffle(seed=self.args.seed)
-            evaluation, train = order.select(range(data.held_out)), order.select(range(data.held_out, len(train)))
+            evaluation, train = order.select(range(count)), order.select(range(count, len(train)))
         evaluation = _by_mode(evaluation)
         return prepare_dataset(train, tokenizer, length), prepare_dataset(evaluation, tokenizer, length)
 

@@ -20,7 +20,8 @@ from ..generation.features import concatenate_features, hidden_state_indices
 from ..models.adapters import underlying_drafter
 from ..models.blocks import block_supervision
 from ..models.drafter import Drafter
-from .adapters import add_adapters, refuse_loaded_adapters
+from ..models.loading import save_training_record
+from .adapters import add_adapters, leave_out_card, refuse_loaded_adapters
 from .checkpoints import last_complete_checkpoint, saving_whole
 from .config import DraftConfig
 from .data import DraftCollator, prepare_dataset
@@ -127,6 +128,8 @@ class DraftTrainer(Trainer):
                 raise ValueError("The drafter is wrapped in adapters already: leave out `peft_config`.")
             set_seed(args.seed)  # a resumed run begins as the first did
             model = add_adapters(drafter, peft_config, args.train_heads)
+        if model is not drafter:
+            leave_out_card(model)
         if args.dataloader_persistent_workers:
             raise ValueError("`dataloader_persistent_workers` would draw the same anchors every epoch; turn it off.")
         collator = kwargs.pop("data_collator", None) or DraftCollator(
@@ -177,6 +180,13 @@ class DraftTrainer(Trainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with saving_whole(self._get_output_dir(trial), self.state.global_step):
             super()._save_checkpoint(model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # A whole drafter saves its record itself; of adapters peft does the saving.
+        if self.args.should_save and self.drafter.has_adapters:
+            record = self.drafter.adapter_record(self.drafter.active_adapters()[0])
+            save_training_record(output_dir or self.args.output_dir, record)
 
     def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(model, *args, **kwargs)
@@ -366,8 +376,11 @@ class DraftTrainer(Trainer):
         tags: str | list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes the drafter's card and `custom_generate/generate.py` to the output folder; `push_to_hub` calls it."""
-        if self.is_world_process_zero():
+        """
+        Writes the drafter's card and `custom_generate/generate.py` to the output folder; `push_to_hub` calls it. Of
+        adapters there is no card before they are merged.
+        """
+        if self.is_world_process_zero() and not self.drafter.has_adapters:
             from ..hub.publishing import complete_folder
 
             facts = {"license": license, "languages": language, "datasets": dataset, "tags": tags}
