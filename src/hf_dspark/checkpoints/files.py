@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -15,6 +18,7 @@ from transformers.utils import (
 )
 
 from ..models.loading import read_object
+from ..origins import is_repo_id
 
 
 # What of `from_pretrained`'s arguments says where to look.
@@ -31,12 +35,40 @@ def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
         OSError: If there is none.
         ValueError: If it is no JSON object.
     """
+    require_there(name_or_path, location)
     file = cached_file(name_or_path, CONFIG_NAME, **location)
     if file is None:
         raise OSError(f"{name_or_path} has no {CONFIG_NAME}: it is no checkpoint.")
     if not Path(file).is_file():
         raise OSError(f"{file} is no file: {name_or_path} is no checkpoint.")
     return read_object(file)
+
+
+def require_there(name_or_path: Any, location: dict[str, Any]) -> None:
+    """
+    Refuses a name that is neither a folder here nor a model that the Hub, or its cache, has.
+
+    Raises:
+        OSError: Saying so, in this order: a mistyped folder would else read as a failure of the network.
+    """
+    name = str(name_or_path)
+    if Path(name).is_dir():
+        return
+    if not is_repo_id(name):
+        raise FileNotFoundError(f"There is no folder {name}, and no repository on the Hub has such a name.")
+    cache = Path(location.get("cache_dir") or constants.HF_HUB_CACHE)
+    if (cache / repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        return
+    try:
+        cached_file(name, CONFIG_NAME, **location)
+    except OSError as error:
+        reason = "the Hub has no model of this name, or doesn't show it to you"
+        if not isinstance(error.__cause__, RepositoryNotFoundError):
+            if not isinstance(error.__cause__, LocalEntryNotFoundError | OfflineModeIsEnabled):
+                return  # it is there; whoever reads it says what it lacks
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "there is no connection to it"
+            reason = f"no model of this name is in the Hub's cache; the Hub was not asked, since {why}"
+        raise FileNotFoundError(f"There is no folder {name} here, and {reason}.") from error
 
 
 def read_weights(name_or_path: Any, location: dict[str, Any], variant: str | None = None) -> dict[str, torch.Tensor]:
