@@ -74,28 +74,18 @@ def _told_in_a_line(path: Path) -> Iterator[None]:
     from datasets.utils import logging
 
     files = [file for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl"))) if file.suffix == ".jsonl"]
+    # Before `datasets` sees them: it takes bytes that are no UTF-8, and its threads can hang after a broken line.
     for file in files:
-        _require_utf8(file)
+        deque(json_lines(file), maxlen=0)
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises
     try:
         yield
     except DatasetGenerationError as error:
-        for file in files:
-            deque(json_lines(file), maxlen=0)
         reason = next(iter(str(error.__cause__ or error).splitlines()), "")
         raise ValueError(f"{path} can't be read as a dataset: {reason}") from error
     finally:
         logging.set_verbosity(level)
-
-
-def _require_utf8(file: Path) -> None:
-    """`datasets` takes other bytes, and fails over a row when it is too late to tell which."""
-    try:
-        with file.open(encoding="utf-8") as lines:
-            deque(lines, maxlen=0)
-    except UnicodeDecodeError:
-        deque(json_lines(file), maxlen=0)
 
 
 def _may_be_hub_id(source: str | Path) -> bool:
