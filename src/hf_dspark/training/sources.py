@@ -74,7 +74,7 @@ def _told_in_a_line(path: Path) -> Iterator[None]:
     from datasets.utils import logging
 
     files = [file for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl"))) if file.suffix == ".jsonl"]
-    # Before `datasets` sees them: it takes bytes that are no UTF-8, and its threads can hang after a broken line.
+    # Before `datasets` sees them: it takes bytes that are no UTF-8, and names no line.
     for file in files:
         deque(json_lines(file), maxlen=0)
     level = logging.get_verbosity()
