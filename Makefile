@@ -49,7 +49,7 @@ $(VENV)/target: $(VENV)/demo
 	$(BIN)/python -c "from hf_dspark.hub import embedded_target; print('target:', embedded_target())"
 	@touch $@
 
-demo: $(VENV)/target  ## decode a few prompts side by side, plain and with the drafter
+demo: $(VENV)/target  ## decode a few prompts side by side, plain and with the drafter (options: DEMO_ARGS="--prompts 1")
 	$(BIN)/hf-dspark demo $(DEMO_ARGS)
 
 test: $(VENV)/installed $(VENV)/target  ## the fast tests

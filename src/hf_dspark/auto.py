@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
 
 from .checkpoints import LOCATION, drafter_type
+from .checkpoints.files import require_there
 from .models.adapters import ADAPTERS_PLACE, adapter_base, underlying_drafter
 from .models.dflash.configuration_dflash import DFlashConfig
 from .models.dflash.modeling_dflash import DFlashDrafter
@@ -50,9 +51,11 @@ class AutoDrafter:
             **kwargs: As in [`~transformers.PreTrainedModel.from_pretrained`].
 
         Raises:
+            OSError: If there is no folder or model of this name.
             ValueError: If the checkpoint is no drafter that we know, or damaged.
         """
         location = {k: kwargs[k] for k in LOCATION if k in kwargs}
+        require_there(pretrained_model_name_or_path, location)
         base = adapter_base(pretrained_model_name_or_path, location)
         if base is not None:
             location = {k: v for k, v in location.items() if k not in ADAPTERS_PLACE}
@@ -113,7 +116,13 @@ def hook_generate() -> None:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         arguments = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
-        drafter = underlying_drafter(arguments.get("assistant_model"))
+        assistant = arguments.get("assistant_model")
+        if isinstance(assistant, str | os.PathLike):
+            raise TypeError(
+                f"`assistant_model` takes a loaded model, not the name {str(assistant)!r}. Load the drafter first: "
+                f"`hf_dspark.AutoDrafter.from_pretrained({str(assistant)!r}, dtype=target.dtype)`."
+            )
+        drafter = underlying_drafter(assistant)
         if drafter is None:
             return original(self, *args, **kwargs)
         from .generation.decoding import generate_with_drafter

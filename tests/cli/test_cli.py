@@ -1,6 +1,8 @@
 """The commands: what they print, what they refuse, and that a drafter never changes the text."""
 
 import dataclasses
+import json
+import shutil
 import subprocess
 import sys
 
@@ -31,7 +33,7 @@ def test_marks_are_legible_without_colour():
 def test_help_teaches(run):
     text = " ".join(run("--help").stdout.split())
     assert "drafter guesses the next few tokens" in text
-    assert "Start with hf-dspark demo" in text
+    assert "Start with `hf-dspark demo`" in text
     assert "--num-assistant-tokens" in run("generate", "--help").stdout
 
 
@@ -65,7 +67,53 @@ def test_target_without_drafter_is_refused(run):
     result = run("generate", "hello", "--target", "somewhere")
     assert result.exit_code == 2
     assert "name the target's drafter with --drafter" in result.stderr
-    assert "name the drafter's target" in run("generate", "hello", "--drafter", "somewhere").stderr
+
+
+def test_a_drafter_names_its_target(run, tiny_pair, tiny_embedded_pair, tmp_path):
+    """Its own folder, or the embedded one; what says nothing is asked for."""
+    target, drafter = tiny_pair
+    options = ("--max-new-tokens", 8, "--raw")
+    expected = run("generate", "hello", *options).stdout
+    assert run("generate", "hello", *options, "--drafter", "embedded").stdout == expected
+    assert run("generate", "hello", *options, "--target", "embedded").stdout == expected
+    copy = tmp_path / "mine"
+    shutil.copytree(drafter, copy)
+    result = run("generate", "hello", *options, "--drafter", copy)
+    assert result.exit_code == 2 and "does not say which target it is for" in result.stderr
+    config = json.loads((copy / "config.json").read_text())
+    for named in (str(target), "HuggingFaceTB/SmolLM2-135M-Instruct"):
+        (copy / "config.json").write_text(json.dumps(config | {"target_name_or_path": named}))
+        assert run("generate", "hello", *options, "--drafter", copy).stdout == expected
+    (copy / "config.json").write_text(json.dumps(config | {"target_name_or_path": "some/where"}))
+    assert "is for some/where" in run("generate", "hello", "--drafter", copy).stderr
+
+
+def test_a_folder_that_is_not_there_is_said_first(run, tmp_path):
+    for command in (
+        ("inspect", "nosuch"),
+        ("generate", "x", "--drafter", "nosuch"),
+        ("show-data", "x", "--tokenizer", "nosuch"),
+    ):
+        with pytest.raises(FileNotFoundError, match="There is no folder nosuch here, and no model of this name is in"):
+            run(*command)
+    with pytest.raises(FileNotFoundError, match=r"There is no folder \./a/b/c, and no repository"):
+        run("inspect", "./a/b/c")
+
+
+def test_a_target_without_tokenizer(run, tiny_pair, tmp_path):
+    target, drafter = tiny_pair
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(target / name, tmp_path)
+    with pytest.raises(ValueError, match=r"has no tokenizer\. Save the one"):
+        run("generate", "x", "--target", tmp_path, "--drafter", drafter)
+
+
+@pytest.mark.parametrize("command", ["regenerate", "evaluate", "calibrate", "train", "convert"])
+def test_help_fits_80_columns(run, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(command, "--help").stdout
+    assert "…" not in text
+    assert "--enable-thinking / --no-enable-thinking" in text or command != "regenerate"
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])

@@ -4,10 +4,14 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hf_dspark import AutoDrafter, ThroughputProfile
 from hf_dspark.cli import build_app
+from hf_dspark.cli.calibrate import calibration_table
+from hf_dspark.cli.profile import print_profile
+from hf_dspark.evaluation.calibration import Calibration
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def test_calibrate(run, prompts, tiny_embedded_pair, tmp_path):
     options = ("--data", prompts, "--save", save, "--max-new-tokens", 24)
     result = run("calibrate", *options, "--plot", tmp_path / "reliability.png")
     assert result.exit_code == 0, result.output
-    assert "ECE before" in result.stdout and "greedy" in result.stdout and "mean" in result.stdout
+    assert "ECE" in result.stdout and "greedy" in result.stdout and "mean" in result.stdout
     settings = AutoDrafter.from_pretrained(save).generation_config
     assert len(settings.confidence_temperatures) == 7
     assert settings.calibration_temperature == 0.0
@@ -65,6 +69,22 @@ def test_calibrate(run, prompts, tiny_embedded_pair, tmp_path):
     assert "is not empty" in str(result.exception)
 
 
+def test_tables_fit_80_columns(capsys):
+    seconds = {rows: {rows * n: 0.9999 for n in range(1, 9)} for rows in (1, 32)}
+    drafts = {rows: dict.fromkeys(range(1, 8), 0.0123) for rows in (1, 32)}
+    place = {"processor": "Intel(R) Xeon(R)", "target": {"dtype": "float32"}, "threads": 4}
+    accepted = torch.ones(8, 7, dtype=torch.bool)
+    accepted[:4, 3:] = False
+    console = Console(width=80)
+    with console.capture() as captured:
+        print_profile(console, ThroughputProfile(seconds, drafts, place))
+        console.print(calibration_table(Calibration([8.0] * 7, 0.0, 100, torch.full((8, 7), 0.9), accepted)))
+    text = captured.get()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("999.9") == 16 and text.count(" 12.3 ") + text.count(" 12.3\n") == 14
+    assert "…" not in text and "nan" not in text
+
+
 def test_what_is_refused(run, prompts, tiny_embedded_pair, tmp_path):
     for command in (
         ("profile", "--rows", "1,x"),
@@ -75,5 +95,5 @@ def test_what_is_refused(run, prompts, tiny_embedded_pair, tmp_path):
         assert run(*command).exit_code == 2
     prompts.write_text('{"turns": ["x"]}\n{"turns": \n')
     result = run("calibrate", "--data", prompts, "--save", tmp_path / "new")
-    assert "prompts.jsonl, line 2, is not JSON" in str(result.exception)
+    assert "prompts.jsonl:2: Not JSON" in str(result.exception)
     assert not (tmp_path / "new").exists()

@@ -180,3 +180,9 @@ def test_unknown_and_impossible_flags_are_usage_errors(run):
         result = run("--train_data", "x", *arguments)
         assert result.exit_code == 2
         assert message in result.stderr and "hf-dspark train --help" in result.stderr
+
+
+def test_a_mistyped_field_is_named(run, answers):
+    result = run("--train_data", answers, "--lern_rate", 1)
+    assert result.exit_code == 2
+    assert "no field --lern_rate; do you mean --learning_rate?" in result.stderr and "HfArg" not in result.stderr

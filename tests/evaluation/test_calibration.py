@@ -192,7 +192,7 @@ def test_what_calibration_refuses(chat_pair):
     target, drafter, tokenizer = chat_pair
     with pytest.raises(ValueError, match="at least two, got 1"):
         calibrate_confidence(target, drafter, DATA[:1], tokenizer, progress=False)
-    with pytest.raises(ValueError, match=r"has the columns \['text'\]. Expected `prompt`, `messages` or `turns`"):
+    with pytest.raises(ValueError, match="Expected `prompt`, `messages` or `turns`, got the columns text"):
         calibrate_confidence(target, drafter, [{"text": "x"}] * 2, tokenizer, progress=False)
     with pytest.raises(ValueError, match="No answer was long enough"):
         calibrate_confidence(target, drafter, DATA, tokenizer, max_new_tokens=2, progress=False)

@@ -13,11 +13,12 @@ from hf_dspark.evaluation.tasks import HUB_TASKS, REASONING, load_tasks, text_ta
 GOOD = b'{"id": %d, "turns": ["What is %d + 3?"]}\n'
 BAD_LINES = {
     b"[1, 2\n": r"Not JSON: .* at column 6",
-    b'{"id": 7, "question": "What?"}\n': r"No `turns`",
-    b'{"turns": []}\n': r"No `turns`",
+    b'{"id": 7, "question": "What?"}\n': r"Expected `prompt`, `messages` or `turns`, got the columns id, question",
+    b'{"turns": []}\n': r"`turns` must hold texts that are not empty",
     b'{"turns": ["Hello", ""]}\n': r"`turns` must hold texts that are not empty",
     b'{"turns": [3]}\n': r"`turns` must hold texts that are not empty",
-    b'"turns"\n': r"No `turns`",
+    b'"turns"\n': r"Expected `prompt`, `messages` or `turns`, got str",
+    b'{"messages": [{"role": "system", "content": "Be brief."}]}\n': r"`messages` holds messages of the role system",
     '{"turns": ["Grüße"]}\n'.encode("latin-1"): r"Not UTF-8: byte 0xfc at 14",
 }
 
@@ -43,6 +44,12 @@ def test_files_and_folders(task_file, tmp_path):
     assert [prompt.id for prompt in chat.prompts] == ["line 1", "line 3"]
     assert [prompt.id for prompt in maths.prompts] == ["0", "1", "2"]
     assert maths.prompts[2].where == f"{tmp_path / 'maths.jsonl'}:3"
+
+
+def test_prompts_messages_and_turns_are_all_taken(task_file):
+    chat = b'{"messages": [{"role": "user", "content": "One"}, {"role": "assistant", "content": "x"}]}\n'
+    (task,) = load_tasks([task_file("mixed.jsonl", *good(1), b'{"prompt": "Two"}\n', chat)])
+    assert [prompt.turns for prompt in task.prompts] == [("What is 0 + 3?",), ("Two",), ("One",)]
 
 
 def test_sample_is_seeded(task_file):

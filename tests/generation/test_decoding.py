@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -505,3 +506,9 @@ def test_saved_target_of_another_class(target, drafter, tmp_path):
     target.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(speculate(again, drafter).sequences, decode(target))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_an_assistant_s_name_is_no_assistant(tiny_target, kind):
+    with pytest.raises(TypeError, match=r"AutoDrafter\.from_pretrained\('my-drafter'"):
+        tiny_target.generate(torch.ones(1, 3, dtype=torch.long), assistant_model=kind("my-drafter"))

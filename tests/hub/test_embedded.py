@@ -1,15 +1,18 @@
 """The embedded pair is found, or fetched and converted whole, or refused with words that help."""
 
+import json
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_target
 from huggingface_hub import constants
 
-from hf_dspark import hub
+from hf_dspark import DSparkDrafter, hub
 from hf_dspark.hub import embedded, smollm2_wheel
+from hf_dspark.hub.names import hub_id
 
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -53,6 +56,21 @@ def test_named_folder_without_a_model(tmp_path, monkeypatch):
     monkeypatch.setenv(embedded.TARGET_VARIABLE, str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"HF_DSPARK_EMBEDDED_TARGET names .* lacks one of config.json"):
         hub.embedded_target()
+
+
+def test_a_drafter_for_it_names_the_hub_s_model(home, monkeypatch):
+    """Also for a copy that was converted before the repository was written beside it."""
+    converted = fill(smollm2_wheel.converted_folder())
+    before = {name: value for name, value in smollm2_wheel.SOURCE.items() if name != "repo"}
+    (converted / "source.json").write_text(json.dumps(before))
+    assert hub_id(str(converted)) is None
+    assert hub_id(str(hub.embedded_target())) == embedded.TARGET_ID
+    target = make_target()
+    target.config.name_or_path = str(converted)
+    drafter = DSparkDrafter.from_target(target, mask_token_id=63)
+    assert drafter.config.target_name_or_path == embedded.TARGET_ID
+    # Where it is on this machine stays known to whoever loads its tokenizer.
+    assert target.config.name_or_path == str(converted)
 
 
 def test_order_of_places(home, monkeypatch):

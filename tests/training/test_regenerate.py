@@ -235,8 +235,8 @@ def test_a_target_by_its_folder(tiny_pair, tmp_path):
     "prompts,told",
     [
         ([], "no prompts to answer"),
-        ([{"question": "a"}], r"columns \['question'\]"),
-        ([""], "A prompt is empty"),
+        ([{"question": "a"}], "columns question"),
+        ([""], "`prompt` must hold texts that are not empty"),
         ([{"prompt": "a", "picture": b"png"}], "can't be written as JSON .*bytes.*: leave it out"),
     ],
 )

@@ -26,6 +26,21 @@ def test_files(tmp_path, kind):
     assert load_examples(path).to_list() == ROWS
 
 
+@pytest.mark.parametrize(
+    "line, said",
+    [(b'{"prompt": "oops', "Not JSON: .* at column 12"), (b'{"prompt": "caf\xe9"}', "Not UTF-8")],
+    ids=["json", "encoding"],
+)
+def test_a_broken_line_is_named(tmp_path, line, said):
+    file = tmp_path / "files" / "train.jsonl"
+    file.parent.mkdir()
+    file.write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
+    for source in (file, file.parent):
+        with pytest.raises(ValueError, match=said) as error:
+            load_examples(source)
+        assert str(error.value).startswith(f"{file}:2: ") and "\n" not in str(error.value)
+
+
 def test_lines_of_text(tmp_path):
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     assert load_examples(str(tmp_path / "lines.txt"))["text"] == ["one", "two"]

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -15,6 +18,7 @@ from transformers.utils import (
 )
 
 from ..models.loading import read_object
+from ..origins import is_repo_id
 
 
 # What of `from_pretrained`'s arguments says where to look.
@@ -31,6 +35,7 @@ def read_config(name_or_path: Any, location: dict[str, Any]) -> dict[str, Any]:
         OSError: If there is none.
         ValueError: If it is no JSON object.
     """
+    require_there(name_or_path, location)
     result = None if location.get("subfolder") else _result_of_training(name_or_path)
     if result is not None:
         raise OSError(f"{name_or_path} has no {CONFIG_NAME}: a training was run there, whose result is {result}.")
@@ -51,6 +56,33 @@ def _result_of_training(folder: Any) -> Path | None:
     candidates = [folder / "final", *(steps[step] for step in sorted(steps, reverse=True))]
     held = ((path, path / name) for path in candidates for name in (CONFIG_NAME, "adapter_config.json"))
     return next((path for path, file in held if file.is_file()), None)
+
+
+def require_there(name_or_path: Any, location: dict[str, Any]) -> None:
+    """
+    Refuses a name that is neither a folder here nor a model that the Hub, or its cache, has.
+
+    Raises:
+        OSError: Saying so, in this order: a mistyped folder would else read as a failure of the network.
+    """
+    name = str(name_or_path)
+    if Path(name).is_dir():
+        return
+    if not is_repo_id(name):
+        raise FileNotFoundError(f"There is no folder {name}, and no repository on the Hub has such a name.")
+    cache = Path(location.get("cache_dir") or constants.HF_HUB_CACHE)
+    if (cache / repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        return
+    try:
+        cached_file(name, CONFIG_NAME, **location)
+    except OSError as error:
+        reason = "the Hub has no model of this name, or doesn't show it to you"
+        if not isinstance(error.__cause__, RepositoryNotFoundError):
+            if not isinstance(error.__cause__, LocalEntryNotFoundError | OfflineModeIsEnabled):
+                return  # it is there; whoever reads it says what it lacks
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "there is no connection to it"
+            reason = f"no model of this name is in the Hub's cache; the Hub was not asked, since {why}"
+        raise FileNotFoundError(f"There is no folder {name} here, and {reason}.") from error
 
 
 def read_weights(name_or_path: Any, location: dict[str, Any], variant: str | None = None) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ __all__ = ["build_app", "main"]
 
 HELP = """Make a language model write faster, without changing a word of what it writes.
 
-A small *drafter* guesses the next few tokens, and the *target* model checks all the guesses in one forward pass. What
+A small drafter guesses the next few tokens, and the target model checks all the guesses in one forward pass. What
 it agrees with is kept, so one pass gives several tokens.
 
 Start with `hf-dspark demo`."""
@@ -48,7 +48,7 @@ def build_app() -> Typer:
         help=HELP,
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     app.command()(demo)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from itertools import islice
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
-from typer import BadParameter, Option
+from typer import Option
 
+from ..files import json_lines
 from .options import DrafterOption, DtypeOption, TargetOption
 
 
@@ -37,18 +39,16 @@ def calibrate(
 
     Three quarters of the prompts are fitted on; errors before and after are measured on the rest.
     """
-    if bool(target) != bool(drafter):
-        raise BadParameter("name target and drafter together.")
     prompts = _read(data, samples)
 
     import torch
 
     from ..auto import AutoDrafter
     from ..evaluation.calibration import calibrate_confidence
-    from ..hub import embedded_drafter
-    from .decoding import load_drafter, load_target
+    from ..hub.pairs import drafter_folder
+    from .decoding import find_target, load_drafter, load_target
 
-    source = drafter or embedded_drafter()
+    target, source = find_target(target, [drafter] if drafter else []), drafter_folder(drafter)
     if save.exists() and any(save.iterdir()) and save.resolve() != Path(source).resolve():
         raise FileExistsError(f"{save} is not empty. Name another folder with --save.")
     torch.manual_seed(seed)
@@ -71,13 +71,7 @@ def calibrate(
 
 def _read(files: list[Path], samples: int) -> list[dict[str, Any]]:
     """The same number of prompts from each file, taken in turns."""
-    examples = []
-    for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[: -(-samples // len(files))], 1):
-            try:
-                examples.append((number, json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{file}, line {number}, is not JSON: {error}") from None
+    examples = [row for file in files for row in islice(json_lines(file), -(-samples // len(files)))]
     # Line by line through all files, so that those held out come from each.
     return [example for _, example in sorted(examples, key=lambda pair: pair[0])][:samples]
 
@@ -85,19 +79,21 @@ def _read(files: list[Path], samples: int) -> list[dict[str, Any]]:
 def calibration_table(found: Calibration) -> Table:
     """Temperatures, errors and AUC by draft position, before and after."""
     how = f"temperature {found.sampling_temperature:g}" if found.sampling_temperature else "greedy"
-    table = Table(
-        title=f"Fitted on {found.fitted_rounds} rounds, measured on {len(found.accepted)} others; {how}",
-        title_justify="left",
-    )
-    for column in ("draft", "temperature", "accepted", "ECE before", "ECE after", "AUC before", "AUC after"):
+    caption = f"Fitted on {found.fitted_rounds} rounds, measured on {len(found.accepted)} others; {how}."
+    table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
+    names = ("draft", "temper-\nature", "accepted", "ECE\nbefore", "ECE\nafter", "AUC\nbefore", "AUC\nafter")
+    for column in names:
         table.add_column(column, justify="right")
     errors = [found.errors(when) for when in ("before", "after")]
     aucs = [found.aucs(when) for when in ("before", "after")]
     observed = found.accepted.double().mean(0).tolist()
     for k, temperature in enumerate(found.temperatures):
         shares = (f"{share:.1%}" for share in (observed[k], errors[0][k], errors[1][k]))
-        table.add_row(str(k + 1), f"{temperature:.2f}", *shares, f"{aucs[0][k]:.3f}", f"{aucs[1][k]:.3f}")
+        table.add_row(str(k + 1), f"{temperature:.2f}", *shares, _auc(aucs[0][k]), _auc(aucs[1][k]))
     means = (f"{sum(values) / len(values):.1%}" for values in errors)
-    table.add_section()
     table.add_row("mean", "", "", *means, "", "")
     return table
+
+
+def _auc(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.3f}"  # undefined where all drafts were accepted, or none

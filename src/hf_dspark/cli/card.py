@@ -46,7 +46,9 @@ def card(
 
     from ..hub.card import CardFacts, copy_results, write_card
     from ..hub.escaping import printable
+    from ..hub.pairs import drafter_folder
 
+    folder = Path(drafter_folder(str(folder)))
     disable_progress_bar()
     facts = CardFacts(repo_id, base_model, license, language, dataset, tag, thinking)
     if results is not None:

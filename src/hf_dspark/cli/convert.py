@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 def convert_help() -> str:
     """The help text, with what each format can carry."""
     lines = (
-        f"- **{row['format']}**: " + ". ".join(f"{name}: {row[name]}" for name in NAMES.values() if row[name] != "no")
+        f"{row['format']}: " + ". ".join(f"{name}: {row[name]}" for name in NAMES.values() if row[name] != "no")
         for row in table()
     )
-    return f"{convert.__doc__}\n\nWhat each format can carry:\n\n" + "\n".join(lines)
+    return f"{cleandoc(convert.__doc__ or '')}\n\nWhat each format can carry:\n\n" + "\n\n".join(lines)
 
 
 def convert(
@@ -50,9 +51,11 @@ def convert(
     """
     from transformers.utils.logging import disable_progress_bar
 
+    from ..hub.pairs import drafter_folder
     from ..models.adapters import adapter_base
 
     disable_progress_bar()
+    source = drafter_folder(source)
     _require_apart(Path(source), Path(destination))
     if base := adapter_base(source, {}):
         _require_apart(Path(base), Path(destination))
@@ -92,5 +95,9 @@ def _require_apart(source: Path, destination: Path) -> None:
 def _attach(drafter: Drafter, target: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    drafter.attach(AutoModelForCausalLM.from_pretrained(target, dtype="auto"))
-    drafter.config.target_name_or_path = target
+    from ..hub.pairs import target_folder
+    from ..origins import hub_origin
+
+    folder = target_folder(target)
+    drafter.attach(AutoModelForCausalLM.from_pretrained(folder, dtype="auto"))
+    drafter.config.target_name_or_path = hub_origin(folder) or folder

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typer import BadParameter
 
 
 if TYPE_CHECKING:
@@ -44,25 +46,50 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def find_target(target: str | None, drafters: Sequence[str]) -> str | None:
+    """
+    The target to load for drafters: the one named, else the one that the drafters name; `None` is the embedded one.
+
+    Raises:
+        BadParameter: If a target but no drafter is named, or drafters don't tell their target.
+    """
+    from ..hub.pairs import target_of
+    from ..origins import EMBEDDED
+
+    if target:
+        if not drafters and target != EMBEDDED:
+            raise BadParameter("name the target's drafter with --drafter.")
+        return target
+    try:
+        found = {target_of(drafter): drafter for drafter in drafters}
+    except ValueError as error:
+        raise BadParameter(str(error)) from None
+    if len(found) > 1:
+        told = ", ".join(f"{drafter} for {place}" for place, drafter in found.items())
+        raise BadParameter(f"the drafters are for different targets ({told}): name one with --target.")
+    return next(iter(found), None)
+
+
 def load_target(target: str | None, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a target and its tokenizer; the embedded pair's where `target` is `None`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from ..hub import embedded_target
+    from ..hub.pairs import load_tokenizer, target_folder
 
-    folder = target or embedded_target()
+    folder = target_folder(target)
+    tokenizer = load_tokenizer(folder)
     disable_progress_bar()  # loading takes a second, and its bars would stand between the command and its output
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return model.to(device()).eval(), AutoTokenizer.from_pretrained(folder)
+    return model.to(device()).eval(), tokenizer
 
 
 def load_drafter(drafter: str | None, target: PreTrainedModel) -> PreTrainedModel:
     """Load a drafter in the target's type and place; the embedded pair's where `drafter` is `None`."""
     from ..auto import AutoDrafter
-    from ..hub import embedded_drafter
+    from ..hub.pairs import drafter_folder
 
-    return AutoDrafter.from_pretrained(drafter or embedded_drafter(), dtype=target.dtype).to(target.device).eval()
+    return AutoDrafter.from_pretrained(drafter_folder(drafter), dtype=target.dtype).to(target.device).eval()
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool = False) -> dict[str, torch.Tensor]:

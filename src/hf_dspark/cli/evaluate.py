@@ -11,22 +11,22 @@ from rich.table import Table
 from rich.text import Text
 from typer import BadParameter, Option
 
+from .options import TargetOption
+
 
 def evaluate(
     tasks: Annotated[
         list[str] | None,
         Option(
             help="Names of the paper's tasks (gsm8k, math500, aime25, mbpp, humaneval, livecodebench, mt-bench, "
-            "alpaca, arena-hard-v2; from the Hub), .jsonl files whose lines hold `turns`, or folders of such files."
+            "alpaca, arena-hard-v2; from the Hub), .jsonl files with `prompt`, `messages` or `turns` "
+            "in each line, or folders of such files."
         ),
     ] = None,
     prompts: Annotated[list[str] | None, Option(help="Prompts of your own.")] = None,
-    target: Annotated[
-        str | None, Option(help="The model that answers: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
+    target: TargetOption = None,
     drafter: Annotated[
-        list[str] | None,
-        Option(help="Its drafters: folders or Hub ids.", show_default="the one for the default target"),
+        list[str] | None, Option(help="Its drafters: folders, Hub ids or `embedded`.", show_default="embedded")
     ] = None,
     output: Annotated[Path, Option(help="Folder of the results; an interrupted run in it goes on.")] = Path(
         "evaluation"
@@ -79,16 +79,12 @@ def evaluate(
     """
     if not tasks and not prompts:
         raise BadParameter("name tasks with --tasks, or give your own prompts with --prompts.")
-    if target and not drafter:
-        raise BadParameter("name the target's drafters with --drafter.")
-    if drafter and not target:
-        raise BadParameter("name the drafters' target with --target.")
 
     import torch
 
     from ..evaluation.benchmark import EvaluationConfig, evaluate_drafter
-    from ..hub import embedded_drafter
-    from .decoding import load_target
+    from ..hub.pairs import drafter_folder
+    from .decoding import find_target, load_target
 
     config = EvaluationConfig(
         schedules=schedules or ["own", "fixed"],
@@ -102,12 +98,12 @@ def evaluate(
         skip_bad=skip_bad,
         cost_model=cost_model,
     )
-    model, tokenizer = load_target(target, dtype)
+    model, tokenizer = load_target(find_target(target, drafter or []), dtype)
     with _progress() as bar:
         work = bar.add_task("prompts", total=None)
         results = evaluate_drafter(
             model,
-            drafter or [str(embedded_drafter())],
+            [drafter_folder(name) for name in drafter or [None]],
             tasks or [],
             output,
             config,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from .display import schedule_text
-from .options import DrafterOption, DtypeOption
+from .options import DrafterOption, DtypeOption, TargetOption
 
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 def generate(
     prompt: Annotated[str, Argument(help="What to ask the model.")],
-    target: Annotated[
-        str | None, Option(help="The model that answers: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
+    target: TargetOption = None,
     drafter: DrafterOption = None,
     max_new_tokens: Annotated[int, Option(min=1, help="How long the answer may be, in tokens.")] = 256,
     temperature: Annotated[
@@ -63,15 +61,13 @@ def generate(
 
     Without --target and --drafter, a small pair that runs on a laptop's CPU is used.
     """
-    if target and not drafter and not plain:
-        raise BadParameter("name the target's drafter with --drafter, or decode without one with --plain.")
-    if drafter and not target:
-        raise BadParameter("name the drafter's target with --target.")
 
     import torch
 
-    from .decoding import decode, encode, load_drafter, load_target
+    from .decoding import decode, encode, find_target, load_drafter, load_target
 
+    if not plain:
+        target = find_target(target, [drafter] if drafter else [])
     model, tokenizer = load_target(target, dtype)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, **_sampling(temperature)}
     if not plain:

@@ -27,9 +27,11 @@ def inspect(
     """
     from transformers.utils.logging import disable_progress_bar
 
+    from ..hub.pairs import drafter_folder
     from ..models.export import refusals_of_any_format
     from .convert import load_as_stored
 
+    checkpoint = drafter_folder(checkpoint)
     disable_progress_bar()
     drafter = load_as_stored(checkpoint)
     console, adapters = Console(highlight=False), _adapters(drafter)

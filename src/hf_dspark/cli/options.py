@@ -10,10 +10,14 @@ from typer import Option
 
 # A pair to run.
 TargetOption = Annotated[
-    str | None, Option(help="The target: a folder or Hub id.", show_default="SmolLM2-135M-Instruct")
+    str | None,
+    Option(
+        help="The target: a folder, a Hub id, or `embedded` (SmolLM2-135M-Instruct).",
+        show_default="what the drafter names",
+    ),
 ]
 DrafterOption = Annotated[
-    str | None, Option(help="Its drafter: a folder or Hub id.", show_default="the one for the default target")
+    str | None, Option(help="Its drafter: a folder, a Hub id, or `embedded`.", show_default="embedded")
 ]
 DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16"],

@@ -34,22 +34,21 @@ def profile(
     The target's steps and drafting are timed by the decoding loop, for several numbers of rows. The result is kept for
     this pair, number type, processor, number of threads and library versions; from then on `generate` uses it.
     """
-    if bool(target) != bool(drafter):
-        raise BadParameter("name target and drafter together.")
     numbers = _numbers(rows)
 
     import torch
 
     from ..generation.profile import profile_path
     from ..generation.profiling import profile_throughput
-    from .decoding import load_drafter, load_target
+    from .decoding import find_target, load_drafter, load_target
 
+    target = find_target(target, [drafter] if drafter else [])
     if threads:
         torch.set_num_threads(threads)
     model, _ = load_target(target, dtype)
     measured = profile_throughput(model, load_drafter(drafter, model), numbers, context, seconds)
     console = Console(highlight=False)
-    console.print(profile_table(measured))
+    print_profile(console, measured)
     console.print(f"Kept in {profile_path(measured.conditions)}", soft_wrap=True)
     if plot:
         from ..evaluation.plots import save, throughput_profile
@@ -68,23 +67,25 @@ def _numbers(rows: str) -> list[int]:
     return numbers
 
 
-def profile_table(profile: ThroughputProfile) -> Table:
+def print_profile(console: Console, profile: ThroughputProfile) -> None:
     """Milliseconds of a step by tokens a row, and of drafting by drafts a row; a line for each number of rows."""
-    lengths = sorted({tokens // rows for rows, curve in profile.step_seconds.items() for tokens in curve})
-    drafts = sorted({number for curve in profile.draft_seconds.values() for number in curve})
     place = profile.conditions
-    table = Table(
-        title=f"Milliseconds on {place['processor']}, {place['target']['dtype']}"
-        + (f", {place['threads']} threads" if place["threads"] else ""),
-        title_justify="left",
-    )
-    table.add_column("rows", justify="right")
-    for length in lengths:
-        table.add_column(f"step of\n{length} a row" if length == lengths[0] else f"\n{length}", justify="right")
-    for number in drafts:
-        table.add_column(f"drafting\n{number} a row" if number == drafts[0] else f"\n{number}", justify="right")
-    for rows, curve in sorted(profile.step_seconds.items()):
-        cells = [curve.get(rows * length) for length in lengths]
-        cells += [profile.draft_seconds[rows].get(number) for number in drafts]
+    threads = f", {place['threads']} threads" if place["threads"] else ""
+    console.print(f"Milliseconds on {place['processor']}, {place['target']['dtype']}{threads}\n", soft_wrap=True)
+    console.print("Target steps, by tokens a row")
+    tokens = profile.step_seconds.items()
+    console.print(_curves({rows: {n // rows: seconds for n, seconds in curve.items()} for rows, curve in tokens}))
+    if profile.draft_seconds:
+        console.print("\nDrafting, by drafts a row")
+        console.print(_curves(profile.draft_seconds))
+
+
+def _curves(curves: dict[int, dict[int, float]]) -> Table:
+    numbers = sorted({number for curve in curves.values() for number in curve})
+    table = Table(box=None, pad_edge=False, header_style="dim")  # eight columns of 999.9 fit 80 columns
+    for name in ("rows", *map(str, numbers)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rows, curve in sorted(curves.items()):
+        cells = (curve.get(number) for number in numbers)
         table.add_row(str(rows), *("" if cell is None else f"{1000 * cell:.1f}" for cell in cells))
     return table

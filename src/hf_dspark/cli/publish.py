@@ -56,8 +56,10 @@ def publish(
     """
     from transformers.utils.logging import disable_progress_bar
 
+    from ..hub.pairs import drafter_folder
     from ..hub.publishing import publish_drafter
 
+    folder = Path(drafter_folder(str(folder)))
     disable_progress_bar()
     publication = publish_drafter(
         folder,

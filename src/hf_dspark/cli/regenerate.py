@@ -19,7 +19,7 @@ def regenerate(
     output: Annotated[str, Option(help="Folder of the answers; a run that was interrupted goes on in it.")],
     prompts: Annotated[
         str | None,
-        Option(help="What to answer: a file, folder or Hub id with `prompt` or `messages` in each row."),
+        Option(help="What to answer: a file, folder or Hub id with `prompt`, `messages` or `turns` in each row."),
     ] = None,
     self_prompts: Annotated[int, Option(min=0, help="Prompts that the target writes itself, answered too.")] = 0,
     opener: Annotated[

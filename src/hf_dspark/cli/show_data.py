@@ -75,11 +75,9 @@ def show_data(
 
 
 def _load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+    from ..hub.pairs import load_tokenizer, target_folder
 
-    from ..hub import embedded_target
-
-    return AutoTokenizer.from_pretrained(name or embedded_target())
+    return load_tokenizer(target_folder(name))
 
 
 def _title(i: int, ids: list[int], mask: list[int], cut: bool, row: dict[str, Any]) -> str:

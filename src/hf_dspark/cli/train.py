@@ -64,7 +64,7 @@ def train(context: Context) -> None:
     try:
         run = parse_run(arguments, parser)
     except ValueError as error:
-        _refuse(str(error))
+        _refuse(_unknown_field(arguments) or str(error))
     prepared = run.prepare()
     if run.run.dry_run:
         prepared.put_adapters()
@@ -83,6 +83,23 @@ def train(context: Context) -> None:
 
 def _refuse(message: str) -> NoReturn:
     raise BadParameter(f"{message.rstrip('.')}. `hf-dspark train --help` lists the fields.")
+
+
+def _unknown_field(arguments: list[str]) -> str | None:
+    """What to say of the first flag that is no field; `None` if all are, or begin one."""
+    from dataclasses import fields
+    from difflib import get_close_matches
+
+    from ..training.run import ARGUMENTS
+
+    known = ["config", *(field.name for group in ARGUMENTS for field in fields(group) if field.init)]
+    for flag in (argument.split("=")[0] for argument in arguments if argument.startswith("--")):
+        name = flag.removeprefix("--").replace("-", "_")
+        if any(field.startswith(name.removeprefix("no_")) for field in known):
+            continue
+        close = get_close_matches(name, known, n=1)
+        return f"There is no field {flag}" + (f"; do you mean --{close[0]}?" if close else "")
+    return None
 
 
 # ---------------------------------------------------------------------- help

@@ -11,6 +11,7 @@ from transformers.utils.logging import tqdm
 
 from ..generation.confidence import calibrated
 from ..models.drafter import Drafter
+from ..prompts import prompt_of
 
 
 if TYPE_CHECKING:
@@ -310,15 +311,11 @@ def encode_prompt(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -
     Raises:
         ValueError: If the example holds no prompt.
     """
-    content = example.get("messages") or example.get("prompt") or (example.get("turns") or [None])[0]
-    if not content:
-        raise ValueError(f"An example has the columns {sorted(example)}. Expected `prompt`, `messages` or `turns`.")
+    content = prompt_of(example)
     if isinstance(content, str):
         if tokenizer.chat_template is None:
             return tokenizer(content, return_tensors="pt")
         content = [{"role": "user", "content": content}]
-    while content[-1]["role"] == "assistant":
-        content = content[:-1]
     return tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 
 

@@ -5,12 +5,14 @@ Datasets, configurations, splits and columns of the nine are those of the datase
 tested on small files with the same columns.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..files import json_line
+from ..prompts import user_turns
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ def load_tasks(
     Args:
         tasks (`Iterable[str]`): Each the name of one of the paper's tasks (`gsm8k`, `math500`, `aime25`, `mbpp`,
             `humaneval`, `livecodebench`, `mt-bench`, `alpaca`, `arena-hard-v2`), fetched from the Hub; a file
-            `NAME.jsonl` whose lines hold `turns`, a list of user messages, and maybe an `id`; or a folder of such
-            files.
+            `NAME.jsonl` whose lines hold `prompt` (text, or messages), `messages` (whose user turns are asked) or
+            `turns` (a list of user messages), and maybe an `id`; or a folder of such files.
         samples (`int`, *optional*): Prompts per task, a seeded sample; all by default.
         seed (`int`, *optional*, defaults to 0): Of the sample.
         skip_bad (`bool`, *optional*, defaults to `False`): Whether unusable lines and files are left out and counted.
@@ -214,7 +216,7 @@ def _from_hub(name: str) -> Task:
     except Exception as error:  # the Hub's ways to fail are many; each ends here
         raise OSError(
             f"The task {name} could not be fetched from the Hub ({source}): {str(error).splitlines()[0]} "
-            f"Name a local {name}.jsonl instead, whose lines hold `turns`."
+            f"Name a local {name}.jsonl instead, whose lines hold `prompt`, `messages` or `turns`."
         ) from error
     rows = rows.select_columns(list(hub.columns))
     return Task(name, source, list(hub_prompts(name, rows)))
@@ -241,23 +243,12 @@ def _from_file(file: Path, skip_bad: bool) -> Task:
         task.prompts.append(prompt)
     if not task.prompts and not task.skipped:
         if not skip_bad:
-            raise ValueError(f"{file}: the file is empty. Each line holds `turns`, a list of user messages.")
+            raise ValueError(f"{file}: the file is empty. Each line holds `prompt`, `messages` or `turns`.")
         task.skipped.append({"where": str(file), "why": "The file is empty."})
     return task
 
 
 def _parse(task: str, line: bytes, number: int, where: str) -> Prompt:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"Not UTF-8: byte {line[error.start]:#04x} at {error.start}. Save the file as UTF-8."
-        ) from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"Not JSON: {error.msg} at column {error.colno}.") from None
-    turns = row.get("turns") if isinstance(row, dict) else None
-    if not isinstance(turns, list) or not turns:
-        raise ValueError("No `turns`, a list of user messages.")
-    if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ValueError("`turns` must hold texts that are not empty.")
+    row = json_line(line)
+    turns = user_turns(row)
     return Prompt(task, str(row.get("id", f"line {number}")), tuple(turns), where)

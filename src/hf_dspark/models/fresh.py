@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from ..origins import hub_origin
 from . import configuration_gemma4
 from .attachment import check_belongs
 from .backbones import FAMILIES
@@ -89,7 +90,7 @@ def fresh_drafter(cls: type[Drafter], target: PreTrainedModel, tokenizer: Any = 
         "target_layer_ids": feature_layers(text.num_hidden_layers),
         "num_target_layers": text.num_hidden_layers,
         "target_hidden_size": text.hidden_size,
-        "target_name_or_path": target.config.name_or_path or None,
+        "target_name_or_path": hub_origin(target.config.name_or_path) or target.config.name_or_path or None,
     }
     if not is_eagle and overrides.get("mask_token_id") is None:
         overrides["mask_token_id"] = find_mask_token(text, tokenizer)

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from ..files import write_whole
 from ..machine import versions
+from ..prompts import prompt_of
 from .data import without_none
 from .endpoint import Endpoint, RefusedError
 from .fingerprint import target_fingerprint
@@ -33,7 +34,8 @@ logger = logging.get_logger(__name__)
 # The dataset and its record, and hidden files of unfinished work, which `load_dataset` passes over.
 ANSWERS, RECORD = "train.jsonl", "regenerate.json"
 _JOURNAL, _PROMPTS = ".answers.jsonl", ".prompts.jsonl"
-_OURS = {"messages", "prompt", "completion", "prompt_ids", "completion_ids", "input_ids", "loss_mask", "finished"}
+_OURS = {"prompt", "messages", "turns", "completion", "prompt_ids", "completion_ids", "input_ids", "loss_mask"}
+_OURS |= {"finished"}
 # An endpoint that refuses so many prompts and answers none refuses the settings, not the prompts.
 _REFUSALS = 8
 
@@ -66,8 +68,9 @@ def regenerate(
     Args:
         target (`PreTrainedModel`, `str`, `Path` or [`Endpoint`]): The target; its folder or Hub id; or a server.
         prompts (`datasets.Dataset`, or iterable of `dict` or `str`, *optional*): What to answer. A `dict` has
-            `prompt` (text, or the messages of a chat) or `messages` (a last assistant turn is left out and written
-            anew), and may have `tools` (JSON schemas) and `chat_template_kwargs`. Other columns are kept.
+            `prompt` (text, or the messages of a chat), `messages` (a last assistant turn is left out and written
+            anew) or `turns` (the user's messages, of which the first is answered), and may have `tools` (JSON schemas)
+            and `chat_template_kwargs`. Other columns are kept.
         output (`str` or `Path`, *optional*, defaults to `"answers"`): Folder of the result: `train.jsonl`, and the
             settings in `regenerate.json`. `load_dataset` takes it, and it can be uploaded to the Hub as it is.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): A local target's; from the same place if not given.
@@ -153,14 +156,7 @@ def _digest(asked: list[dict[str, Any]]) -> str:
 def _as_prompt(row: dict[str, Any] | str, template_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A prompt as messages or text, with the columns that are kept."""
     row = {"prompt": row} if isinstance(row, str) else without_none(dict(row))
-    asked = row.get("prompt", row.get("messages"))
-    if asked is None:
-        raise ValueError(f"A prompt has the columns {sorted(row)}. Expected `prompt` or `messages`.")
-    while "prompt" not in row and asked and asked[-1]["role"] == "assistant":
-        asked = asked[:-1]
-    if not asked:
-        raise ValueError("A prompt is empty.")
-    prompt = {"prompt": asked} | {k: v for k, v in row.items() if k not in _OURS}
+    prompt = {"prompt": prompt_of(row)} | {k: v for k, v in row.items() if k not in _OURS}
     if template_kwargs:
         prompt["chat_template_kwargs"] = template_kwargs | prompt.get("chat_template_kwargs", {})
     return prompt

@@ -9,7 +9,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -17,6 +16,7 @@ from transformers import (
 
 from ..auto import DRAFTERS, AutoDrafter
 from ..models.drafter import Drafter
+from ..origins import EMBEDDED
 from .adapters import add_adapters
 from .checkpoints import last_complete_checkpoint
 from .config import DraftConfig
@@ -27,7 +27,6 @@ from .trainer import DraftTrainer
 
 
 CONFIGS = Path(__file__).parent / "configs"
-EMBEDDED = "embedded"
 # Of so many examples at most one is held out, however many were asked for.
 HELD_OUT_OF = 5
 
@@ -51,7 +50,8 @@ class DrafterArguments:
     _argument_group_name = "drafter"
 
     drafter: str | None = field(
-        default=None, metadata={"help": "Go on from this drafter (folder or Hub id, any format we read)."}
+        default=None,
+        metadata={"help": "Go on from this drafter: folder, Hub id (any format we read) or `embedded`."},
     )
     drafter_type: Literal["dspark", "dflash", "eagle3"] = field(
         default="dspark", metadata={"help": "Kind of a fresh drafter. The fields below are of a fresh one too."}
@@ -200,9 +200,11 @@ class Run:
         Raises:
             ValueError: As in `check`, and if drafter, target and data don't fit.
         """
+        from ..hub.pairs import load_tokenizer, target_folder
+
         self.check()
-        name = _target_folder(self.target.target)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        name = target_folder(self.target.target)
+        tokenizer = load_tokenizer(name)
         train, evaluation = self._datasets(tokenizer)
         target = _load_target(name, self.target.target_dtype, self.run.dry_run)
         drafter = self._load_drafter() if self.drafter.drafter else self._fresh_drafter(target, tokenizer, train)
@@ -249,7 +251,9 @@ class Run:
         return dataset.map(told)
 
     def _load_drafter(self) -> Drafter:
-        return AutoDrafter.from_pretrained(self.drafter.drafter, dtype=torch.float32)
+        from ..hub.pairs import drafter_folder
+
+        return AutoDrafter.from_pretrained(drafter_folder(self.drafter.drafter), dtype=torch.float32)
 
     def _fresh_drafter(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, train: Any) -> Drafter:
         asked = self.drafter
@@ -345,14 +349,6 @@ def count_tokens(dataset: Any, vocab_size: int) -> torch.Tensor:
         ids, mask = torch.tensor(example["input_ids"]), torch.tensor(example["loss_mask"], dtype=torch.bool)
         counts += torch.bincount(ids[mask], minlength=vocab_size)
     return counts
-
-
-def _target_folder(name: str) -> str:
-    if name != EMBEDDED:
-        return name
-    from ..hub import embedded_target
-
-    return str(embedded_target())
 
 
 def _load_target(name: str, dtype: str, shape_only: bool) -> PreTrainedModel:
