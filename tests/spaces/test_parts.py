@@ -429,19 +429,20 @@ def test_a_visitors_target_gets_its_own_chat_template(pairs):
     assert torch.equal(ours["input_ids"], theirs["input_ids"])
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{{ raise_exception('only turns of two') }}", "TemplateError: only turns of two"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{% for", "TemplateSyntaxError"),
-        ("{{ 'a' * 2000000 }}", "it writes too much"),
-        ("{{ 'a' * 20000000000 }}", "it takes too much memory"),
-    ],
-)
-def test_templates_that_fail_are_told_of(small_pair, template, words):
-    with pytest.raises(TemplateError, match=f"The chat template of user/target can't be used: {words}"):
-        encode(template_of(small_pair, template), [{"role": "user", "content": "hi"}], 100)
+def test_templates_that_fail_are_told_of(small_pair):
+    """And the next message may be better."""
+    failures = {
+        "raise": ("{{ raise_exception('only turns of two') }}", "TemplateError: only turns of two"),
+        "divide": ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        "write": ("{{ text * 2000000 }}", "it writes too much"),
+        "fill": ("{{ text * 20000000000 }}", "it takes too much memory"),
+    }
+    cases = "".join(f"{{% if text == '{text}' %}}{code}{{% endif %}}" for text, (code, _) in failures.items())
+    pair = template_of(small_pair, f"{{% set text = messages[0]['content'] %}}{cases}fine")
+    for text, (_, words) in failures.items():
+        with pytest.raises(TemplateError, match=f"The chat template of user/target can't be used: {words}"):
+            encode(pair, [{"role": "user", "content": text}], 100)
+    assert encode(pair, [{"role": "user", "content": "hello"}], 100)[0]["input_ids"].shape[1] > 0
 
 
 @pytest.mark.slow
