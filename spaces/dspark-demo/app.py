@@ -12,7 +12,7 @@ import drafting
 import gradio as gr
 import views
 from chat import Chat
-from pair_choice import PairChoice
+from pair_choice import PairChoice, up_to
 from pairs import Pair, Pairs
 from race import Race
 from settings import Settings
@@ -124,7 +124,7 @@ def _load_tab(pair: Pair) -> None:
         with gr.Column(scale=4, min_width=260):
             sliders = [
                 gr.Slider(1, 64, value=16, step=1, label="Requests in the batch", elem_id="requests"),
-                gr.Slider(1, 15, value=pair.num_drafts, step=1, label="Drafts a request"),
+                gr.Slider(1, 15, value=min(pair.num_drafts, 15), step=1, label="Drafts a request"),
                 gr.Slider(
                     0.3,
                     0.95,
@@ -201,13 +201,13 @@ def _side(part: dict[str, Any], settings: Settings, pair: Pair) -> None:
         0, 1, value=0.5, step=0.05, label="Least confidence", interactive=False, elem_id="threshold"
     )
     part["drafts"] = gr.Slider(
-        1, pair.num_drafts, value=pair.num_drafts, step=1, label="Drafts a round", elem_id="drafts"
+        value=pair.num_drafts, label="Drafts a round", elem_id="drafts", **up_to(pair.num_drafts)
     )
     part["temperature"] = gr.Slider(
         0, 1.5, value=0, step=0.1, label="Temperature", info="Chat only; 0 takes the likeliest token.", elem_id="temp"
     )
     part["length"] = gr.Slider(
-        min(8, longest), longest, value=min(128, longest), step=1, label="Longest reply, in tokens", elem_id="length"
+        value=min(128, longest), label="Longest reply, in tokens", elem_id="length", **up_to(longest)
     )
     gr.HTML("<h2 class='small'>What came of it</h2>")
     part["measures"] = gr.HTML(views.measures(None, pair.num_drafts), elem_id="measures")

@@ -10,6 +10,11 @@ import views
 from pairs import Pair, PairError, Pairs
 
 
+def up_to(most: int) -> dict[str, Any]:
+    """The range of a slider from 1 on. With nothing to choose it stands still, as gradio has none with one stop."""
+    return {"minimum": 1, "maximum": max(most, 2), "step": 1, "interactive": most > 1}
+
+
 class PairChoice:
     """
     Lets a visitor bring a pair of their own; it is theirs alone.
@@ -50,6 +55,6 @@ class PairChoice:
             "pair_line": views.pair_line(pair),
             "schedule": gr.Radio(choices, value=choices[0][1]),
             "threshold": gr.Slider(interactive=False),
-            "drafts": gr.Slider(maximum=pair.num_drafts, value=pair.num_drafts),
+            "drafts": gr.Slider(value=pair.num_drafts, **up_to(pair.num_drafts)),
             "measures": views.measures(None, pair.num_drafts),
         }

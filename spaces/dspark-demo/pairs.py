@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from chat_template import ChatTemplate
 from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import HFValidationError, filter_repo_objects, validate_repo_id
 from settings import Settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,8 +30,12 @@ if TYPE_CHECKING:
 # Data only: no pickles, and no code, which nothing here would run anyway.
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
 NOT_FILES = ["adapter_*", "*/*"]  # an adapter would name a third repository to load
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # one of these has the vocabulary
 DATA_ONLY = {"use_safetensors": True, "trust_remote_code": False}
 EMBEDDED_NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "the drafter that comes with hf-dspark")
+# Errors whose text says in words what is wrong, for whoever named the model.
+TELLING = (ValueError, OSError, ImportError, RuntimeError)
+PATH = re.compile(r"(?<![\w:/])(?:/[^\s/'\"]+){2,}/?")
 KEPT = 2  # pairs of visitors in memory at a time, beside the Space's own
 
 
@@ -37,13 +45,17 @@ class PairError(ValueError):
 
 @dataclass(eq=False)
 class Pair:
-    """A target with its drafter, shared by everyone: neither keeps any state between calls."""
+    """
+    A target with its drafter, shared by everyone: neither keeps any state between calls. The chat template of a
+    visitor's target is `chat_template`'s to run.
+    """
 
     target: PreTrainedModel
     drafter: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     target_name: str
     drafter_name: str
+    chat_template: ChatTemplate | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -107,33 +119,36 @@ class Pairs:
 
     def _load_own(self) -> Pair:
         if not self._settings.drafter:
-            return self._join(_load_drafter(embedded_drafter()), embedded_target(), EMBEDDED_NAMES)
+            drafter = _load_drafter(embedded_drafter())
+            return _joined(*self._load_target(embedded_target()), drafter, EMBEDDED_NAMES)
         drafter = _load_drafter(self._settings.drafter)
         target = self._settings.target or _named_target(drafter)
-        return self._join(drafter, target, (target, self._settings.drafter))
+        return _joined(*self._load_target(target), drafter, (target, self._settings.drafter))
 
     def _load_named(self, target_id: str, drafter_id: str) -> Pair:
         folder = self._fetch(drafter_id, "drafter")
-        try:
+        with _told(f"The drafter {drafter_id} can't be loaded.", folder, drafter_id):
             drafter = _load_drafter(folder)
-            target_id = target_id or _named_target(drafter)
-            _check_id(target_id, "target")
-            return self._join(drafter, self._fetch(target_id, "target"), (target_id, drafter_id))
-        except PairError:
-            raise
-        except (ValueError, OSError, ImportError, KeyError, RuntimeError) as error:
-            reason = str(error).replace(str(folder), drafter_id)
-            raise PairError(f"This pair can't be loaded. {_shortened(reason)}") from error
+        target_id = target_id or _named_target(drafter)
+        _check_id(target_id, "target")
+        folder = self._fetch(target_id, "target")
+        with _told(f"The target {target_id} can't be loaded.", folder, target_id):
+            if not any((folder / name).is_file() for name in TOKENIZERS):
+                raise ValueError("It has no tokenizer.")
+            target, tokenizer = self._load_target(folder)
+        with _told("This pair can't be loaded.", folder, target_id):
+            pair = _joined(target, tokenizer, drafter, (target_id, drafter_id))
+            if tokenizer.chat_template is not None:
+                pair.chat_template = ChatTemplate(tokenizer, target_id)
+            return pair
 
-    def _join(self, drafter: PreTrainedModel, target_source: str | Path, names: tuple[str, str]) -> Pair:
+    def _load_target(self, source: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = self._settings.dtype
         if dtype == "auto" and device == "cpu":
             dtype = "float32"
-        target = AutoModelForCausalLM.from_pretrained(target_source, dtype=dtype, **DATA_ONLY)
-        tokenizer = AutoTokenizer.from_pretrained(target_source, trust_remote_code=False)
-        target = target.to(device).eval()
-        return Pair(target, drafter.to(device, target.dtype).attach(target), tokenizer, *names)
+        target = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **DATA_ONLY)
+        return target.to(device).eval(), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
     def _fetch(self, repo_id: str, what: str) -> Path:
         """Download a visitor's repository; always through the Hub, so that no id can name a folder of this machine."""
@@ -151,8 +166,10 @@ class Pairs:
             raise PairError(f"There is no public model {repo_id} on the Hub (asked for as the {what}).") from error
         except LocalEntryNotFoundError as error:
             raise PairError(f"The {what} {repo_id} can't be had: the Hub does not answer from here.") from error
-        except (HfHubHTTPError, OSError) as error:
-            raise PairError(f"The Hub did not give out the {what} {repo_id}. {_shortened(str(error))}") from error
+        except PairError:
+            raise
+        except Exception as error:  # the network's too, which has kinds of its own
+            raise PairError(f"The Hub did not give out the {what} {repo_id}. {_reason(error)}") from error
 
     def _check_size(self, info, what: str) -> None:
         files = filter_repo_objects(
@@ -177,15 +194,38 @@ def _check_id(repo_id: str, what: str) -> None:
         raise PairError(f"“{repo_id}” is no Hub id. The {what}'s id looks like user/model.") from None
 
 
+def _joined(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, drafter: PreTrainedModel, names: tuple[str, str]
+) -> Pair:
+    return Pair(target, drafter.to(target.device, target.dtype).attach(target), tokenizer, *names)
+
+
 def _load_drafter(source: str | Path) -> PreTrainedModel:
     return AutoDrafter.from_pretrained(source).eval()
 
 
 def _named_target(drafter: PreTrainedModel) -> str:
     target = drafter.config.target_name_or_path
-    if not target:
+    if not target or not isinstance(target, str):
         raise PairError("The drafter does not say which target it was made for. Name the target too.")
     return target
+
+
+@contextmanager
+def _told(what: str, folder: Path, repo_id: str) -> Iterator[None]:
+    """Whatever goes wrong with a stranger's files reaches the visitor in words, with the id in place of the folder."""
+    try:
+        yield
+    except Exception as error:
+        raise PairError(f"{what} {_reason(error, folder, repo_id)}") from error
+
+
+def _reason(error: Exception, folder: Path | None = None, repo_id: str = "") -> str:
+    reason = str(error) if isinstance(error, TELLING) else ""
+    reason = reason or f"Its files are damaged or not what they should be ({type(error).__name__}: {error})."
+    if folder is not None:
+        reason = reason.replace(str(folder), repo_id)
+    return _shortened(PATH.sub("…", reason))
 
 
 def _shortened(text: str, length: int = 300) -> str:

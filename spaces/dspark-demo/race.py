@@ -72,13 +72,16 @@ def _failed(problem: str) -> dict[str, Any]:
 def _verdict(plain: Lane, drafted: Lane, pair: Pair) -> tuple[str, str]:
     """What came of a race, and what kind of notice that is."""
     both = min(len(plain.ids), len(drafted.ids))
-    if plain.ids[:both] != drafted.ids[:both]:
-        first = next(k for k in range(both) if plain.ids[k] != drafted.ids[k]) + 1
+    same = next((k for k in range(both) if plain.ids[k] != drafted.ids[k]), both)
+    shorter, longer = sorted((plain, drafted), key=lambda lane: len(lane.ids))
+    # A text that ended of itself goes no further in the other lane either.
+    if same < both or (len(longer.ids) > both and not shorter.ended):
+        first = same + 1
         if pair.target.dtype.is_floating_point and pair.target.dtype.itemsize < 4:
             return f"The texts part at token {first}: {pair.place} rounds, so near-ties can change places.", "info"
         return f"The texts part at token {first}. In float32 that must not happen: please report it.", "error"
-    if plain.ended:
-        return f"{plain.ended}. As far as both got ({both} tokens), the text is the same.", "info"
+    if ended := plain.ended or drafted.ended:
+        return f"{ended}. As far as both got ({both} tokens), the text is the same.", "info"
     saved = f"Same text, all {both} tokens, in {drafted.target_forwards} forwards of the target instead of {both}."
     ratio = drafted.tokens_per_second / plain.tokens_per_second
     words = f"{saved} Speed: {ratio:.2f} times plain decoding."

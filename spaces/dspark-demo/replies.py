@@ -261,6 +261,8 @@ def _tokenize(pair: Pair, messages: list[dict[str, str]]) -> dict[str, torch.Ten
     if pair.tokenizer.chat_template is None:
         text = "\n\n".join(message["content"] for message in messages)
         encoded = pair.tokenizer(text, return_tensors="pt")
+    elif pair.chat_template is not None:
+        encoded = pair.tokenizer(pair.chat_template.render(messages), add_special_tokens=False, return_tensors="pt")
     else:
         encoded = pair.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 
 PREFIX = "DSPARK_"
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Settings:
         target, drafter (`str`): Hub ids or folders; the small pair that comes with hf-dspark if both are empty, and
             the target that the drafter names if only `target` is.
         title (`str`): Heading of the page.
-        dtype (`str`): Type of the weights; `auto` is float32 on a CPU and what they were saved in on a GPU.
+        dtype (`str`): Type of the weights, one of `DTYPES`; `auto` is float32 on a CPU and what they were saved
+            in on a GPU.
         max_new_tokens (`int`): Longest reply, in tokens.
         max_prompt_tokens (`int`): Longest prompt, earlier turns included.
         time_limit (`float`): Seconds after which a reply is cut off.
@@ -40,19 +42,25 @@ class Settings:
     download_limit_gb: float = 3.0
 
     @classmethod
+    def variables(cls) -> dict[str, str]:
+        """The variables, and the field that each sets."""
+        return {PREFIX + field.name.upper(): field.name for field in fields(cls)}
+
+    @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables, and refuse by name what makes no sense."""
-        known = {PREFIX + field.name.upper() for field in fields(cls)}
+        known = cls.variables()
         if unknown := sorted(name for name in environment if name.startswith(PREFIX) and name not in known):
             raise ValueError(f"Unknown variables {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
         given = {}
-        for field in fields(cls):
-            variable = PREFIX + field.name.upper()
+        for variable, name in known.items():
             if text := environment.get(variable, "").strip():
-                given[field.name] = _read(variable, text, type(field.default))
+                given[name] = _read(variable, text, type(getattr(cls, name)))
         settings = cls(**given)
         if settings.target and not settings.drafter:
             raise ValueError(f"{PREFIX}TARGET is set without {PREFIX}DRAFTER. Name the target's drafter too.")
+        if settings.dtype not in DTYPES:
+            raise ValueError(f"{PREFIX}DTYPE must be one of {', '.join(DTYPES)}, not {settings.dtype!r}.")
         return settings
 
 

@@ -51,6 +51,14 @@ class FakeHub:
         self._call("add_space_variable")
         self.variables[key] = value
 
+    def get_space_variables(self, repo_id):
+        self._call("get_space_variables")
+        return {name: SimpleNamespace(key=name, value=value) for name, value in self.variables.items()}
+
+    def delete_space_variable(self, repo_id, key):
+        self._call("delete_space_variable")
+        del self.variables[key]
+
     def upload_folder(self, *, repo_id, repo_type, folder_path, commit_message):
         self._call("upload_folder")
         assert repo_type == "space"
@@ -127,6 +135,21 @@ def test_target_package_and_name_of_its_own(hub, tmp_path):
     assert space["files"]["requirements.txt"] == b"hf-dspark @ git+https://example.org/x\n"
 
 
+def test_an_update_removes_what_is_no_longer_given(hub, run):
+    """Else the target of an earlier drafter would stay."""
+    hub.variables = {"THEIR_OWN": "1", "DSPARK_OF_AN_OLD_VERSION": "1"}
+    variables = {"DSPARK_TIME_LIMIT": "30", "DSPARK_DTYPE": "auto"}
+    assert publish_space("user/drafter", target="org/target", variables=variables).removed == [
+        "DSPARK_OF_AN_OLD_VERSION"
+    ]
+    plan = publish_space("user/drafter", variables={"DSPARK_DTYPE": "float32"})
+    assert plan.removed == ["DSPARK_TARGET", "DSPARK_TIME_LIMIT"]
+    assert hub.variables == {"THEIR_OWN": "1", **plan.variables}
+    result = run("user/drafter")
+    assert "Removed from the Space, as no longer given: DSPARK_DTYPE." in result.stdout
+    assert "Removed" not in run("user/drafter").stdout
+
+
 def test_a_failure_is_told_and_mended_by_running_again(hub):
     hub.fails_at = "upload_folder"
     with pytest.raises(OSError, match="503"):
@@ -144,6 +167,18 @@ def test_a_failure_is_told_and_mended_by_running_again(hub):
         ({"drafter": "user/drafter", "repo_id": "a b"}, "The Space 'a b' is no Hub id"),
         ({"drafter": "user/drafter", "target": "<b>"}, "The target '<b>' is no Hub id"),
         ({"drafter": "user/drafter", "variables": {"DSPARK_TOKENS": "1"}}, "knows no variable DSPARK_TOKENS"),
+        *[
+            ({"drafter": "user/drafter", "variables": {name: value}}, words)
+            for name, value, words in (
+                ("PATH", "/x", "knows no variable PATH"),
+                ("DSPARK_TIME_LIMIT", "abc", "DSPARK_TIME_LIMIT must be a number, 0 or more, not 'abc'"),
+                ("DSPARK_CONCURRENCY", "0", "DSPARK_CONCURRENCY must be a whole number, 1 or more"),
+                ("DSPARK_DTYPE", "float99", "DSPARK_DTYPE must be one of auto, float32, bfloat16"),
+                ("DSPARK_DRAFTER", "other/x", "DSPARK_DRAFTER is set by the argument 'drafter'"),
+                ("DSPARK_TITLE", "Other", "DSPARK_TITLE is set by the argument 'title'"),
+                ("DSPARK_TARGET", "not an id", "DSPARK_TARGET is set by the argument 'target'"),
+            )
+        ],
         ({"drafter": "user/missing"}, "There is no model user/missing on the Hub that you can see"),
     ],
 )
@@ -162,6 +197,7 @@ def test_dry_run_sends_nothing(hub, run):
         "app.py",
         "DSPARK_DRAFTER='user/drafter'",
         "DSPARK_MAX_NEW_TOKENS='512'",
+        "Other DSPARK_ variables that the Space has by now would be removed.",
         "title: Mine",
         "sdk: gradio",
     ):

@@ -1,6 +1,8 @@
 """The Space without a browser: its settings, what it shows, how replies are written and stopped, whom it loads."""
 
+import copy
 import json
+import re
 import shutil
 import threading
 import time
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import views
+from chat_template import ChatTemplate, TemplateError
 from hostile import HOSTILE
 from huggingface_hub import constants
 from pairs import PairError, Pairs
@@ -34,6 +37,7 @@ def test_settings_come_from_variables():
     [
         ({"DSPARK_MAX_NEW_TOKENS": "many"}, "DSPARK_MAX_NEW_TOKENS must be a whole number, 1 or more, not 'many'"),
         ({"DSPARK_CONCURRENCY": "0"}, "DSPARK_CONCURRENCY must be a whole number, 1 or more"),
+        ({"DSPARK_DTYPE": "float99"}, "DSPARK_DTYPE must be one of auto, float32, bfloat16, not 'float99'"),
         ({"DSPARK_TIME_LIMIT": "nan"}, "DSPARK_TIME_LIMIT must be a number, 0 or more"),
         ({"DSPARK_TARGET": "user/target"}, "DSPARK_TARGET is set without DSPARK_DRAFTER"),
         ({"DSPARK_MAX_TOKENS": "5"}, "Unknown variables DSPARK_MAX_TOKENS; known are DSPARK_CONCURRENCY"),
@@ -216,6 +220,63 @@ def test_one_piece_of_work_a_visitor():
     assert work.begin("hello", "1") == ""
 
 
+# ---------------------------------------------------------------------- the race's verdict
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "words", "kind"),
+    [
+        ((40, ""), (40, ""), "Same text, all 40 tokens, in 40 forwards", "good"),
+        ((40, ""), (12, "Stopped"), "Stopped. As far as both got (12 tokens), the text is the same.", "info"),
+        ((10, "Stopped"), (40, ""), "Stopped. As far as both got (10 tokens), the text is the same.", "info"),
+        ((12, ""), (40, "Stopped"), "The texts part at token 13.", "error"),
+        ((40, ""), (12, ""), "The texts part at token 13. In float32 that must not happen", "error"),
+    ],
+)
+def test_the_verdict_looks_at_how_both_ended(small_pair, plain, drafted, words, kind):
+    pytest.importorskip("gradio", reason='the page needs gradio: pip install "hf-dspark[space]"')
+    from race import _verdict
+
+    lanes = [
+        SimpleNamespace(ids=[*range(length)], ended=ended, target_forwards=length, tokens_per_second=1.0)
+        for length, ended in (plain, drafted)
+    ]
+    verdict, found = _verdict(*lanes, small_pair)
+    assert verdict.startswith(words)
+    assert found == kind
+
+
+# ---------------------------------------------------------------------- the page
+
+
+@pytest.mark.parametrize("longest", [1, 2, 8, 9])
+def test_the_page_stands_whatever_the_owner_sets(tiny_embedded_pair, longest):
+    pytest.importorskip("gradio", reason='the page needs gradio: pip install "hf-dspark[space]"')
+    import app
+
+    settings = Settings(max_new_tokens=longest)
+    blocks = app.build(settings, Pairs(settings))
+    (slider,) = (block for block in blocks.blocks.values() if block.elem_id == "length")
+    assert slider.value == longest
+    assert slider.interactive == (longest > 1)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 16])
+def test_the_page_stands_whatever_the_drafter_drafts(num_drafts):
+    pytest.importorskip("gradio", reason='the page needs gradio: pip install "hf-dspark[space]"')
+    import app
+    from pair_choice import PairChoice
+
+    pair = SimpleNamespace(num_drafts=num_drafts, target_name="t", drafter_name="d", place="", is_measured=False)
+    pairs = SimpleNamespace(own=pair)
+    blocks = app.build(Settings(), pairs)
+    (slider,) = (block for block in blocks.blocks.values() if block.elem_id == "drafts")
+    changed = PairChoice(pairs).reset()["drafts"]
+    for each in (slider, changed):
+        assert (each.minimum, each.maximum, each.value) == (1, max(num_drafts, 2), num_drafts)
+        assert each.interactive == (num_drafts > 1)
+
+
 # ---------------------------------------------------------------------- the simulator
 
 
@@ -284,14 +345,120 @@ def test_visitors_pairs_are_loaded_once_and_kept_apart(pairs):
         *[("tiny/target", text, "is no Hub id") for text in HOSTILE],
         (HOSTILE[0], "tiny/drafter", "The target's id looks like user/model"),
         ("tiny/target", "nobody/nothing", "The drafter nobody/nothing can't be had"),
-        ("tiny/target", "tiny/target", "This pair can't be loaded."),
-        ("tiny/drafter", "tiny/drafter", "This pair can't be loaded."),
+        ("tiny/target", "tiny/target", "The drafter tiny/target can't be loaded."),
+        ("tiny/drafter", "tiny/drafter", "The target tiny/drafter can't be loaded. It has no tokenizer."),
     ],
 )
 def test_pairs_that_will_not_do_are_refused_in_words(pairs, target, drafter, words):
     with pytest.raises(PairError, match=words) as refusal:
         pairs.load(target, drafter)
     assert len(str(refusal.value)) < 500
+
+
+def edited(name, **changes):
+    """Breaks a repository by other values in one of its files."""
+
+    def edit(folder):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | changes))
+
+    return edit
+
+
+def written(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("what", "harm", "words"),
+    [
+        ("drafter", written("model.safetensors", b"\x01" * 90), "damaged or cut off"),
+        ("drafter", edited("config.json", block_size="x"), "`block_size` 'x' must be of the type int"),
+        ("target", written("model.safetensors", b"\x01" * 90), "damaged or not what they should be (SafetensorError"),
+        ("target", edited("config.json", hidden_size="x"), "expected int, got str"),
+        ("target", edited("config.json", num_attention_heads=0), "damaged or not what they should be (ZeroDivision"),
+        ("target", edited("config.json", hidden_act="nope"), "damaged or not what they should be (KeyError: 'nope')"),
+        ("target", written("config.json", b"[]"), "Unrecognized model in tiny/harmed"),
+        ("target", written("tokenizer.json", b"{}"), "damaged or not what they should be (KeyError: 'added_tokens')"),
+        ("target", written("tokenizer_config.json", b"[]"), "damaged or not what they should be (AttributeError"),
+        ("target", written("generation_config.json", b'{"max_new_tokens": "a"}'), "should be (TypeError"),
+        ("target", lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
+        ("target", lambda folder: (folder / "tokenizer.json").unlink(), "It has no tokenizer."),
+    ],
+)
+def test_damaged_repositories_get_one_notice(pairs, tiny_hub, tiny_pair, place_in_cache, tmp_path, what, harm, words):
+    shutil.copytree(tiny_pair[what == "drafter"], tmp_path / "harmed")
+    harm(tmp_path / "harmed")
+    place_in_cache(tiny_hub, "tiny/harmed", tmp_path / "harmed")
+    try:
+        asked = {"target_id": "tiny/target", "drafter_id": "tiny/drafter", f"{what}_id": "tiny/harmed"}
+        with pytest.raises(PairError, match=f"^The {what} tiny/harmed can't be loaded. ") as refusal:
+            pairs.load(**asked)
+    finally:
+        shutil.rmtree(tiny_hub / "models--tiny--harmed")
+    assert words in str(refusal.value)
+    assert not re.search(r"(^|[\s'\"])/\w", str(refusal.value))  # a path of this machine
+
+
+def test_a_drafter_whose_target_has_no_name(pairs, tiny_hub, tiny_pair, place_in_cache, tmp_path):
+    shutil.copytree(tiny_pair[1], tmp_path / "drafter")
+    edited("config.json", target_name_or_path=["a"])(tmp_path / "drafter")
+    place_in_cache(tiny_hub, "tiny/unnamed", tmp_path / "drafter")
+    with pytest.raises(PairError, match="does not say which target"):
+        pairs.load("", "tiny/unnamed")
+
+
+# ---------------------------------------------------------------------- chat templates of visitors
+
+
+def template_of(pair, template):
+    tokenizer = copy.deepcopy(pair.tokenizer)
+    tokenizer.chat_template = template
+    return replace(pair, tokenizer=tokenizer, chat_template=ChatTemplate(tokenizer, "user/target"))
+
+
+def test_a_visitors_target_gets_its_own_chat_template(pairs):
+    turns = [
+        {"role": "user", "content": "hé"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+    (ours, _), (theirs, _) = (encode(pairs.get(key), turns, 1000) for key in (None, ("tiny/target", "tiny/drafter")))
+    assert pairs.own.chat_template is None
+    assert pairs.get(("tiny/target", "tiny/drafter")).chat_template is not None
+    assert torch.equal(ours["input_ids"], theirs["input_ids"])
+
+
+def test_templates_that_fail_are_told_of(small_pair):
+    """And the next message may be better."""
+    failures = {
+        "raise": ("{{ raise_exception('only turns of two') }}", "TemplateError: only turns of two"),
+        "divide": ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        "write": ("{{ text * 2000000 }}", "it writes too much"),
+        "fill": ("{{ text * 20000000000 }}", "it takes too much memory"),
+    }
+    cases = "".join(f"{{% if text == '{text}' %}}{code}{{% endif %}}" for text, (code, _) in failures.items())
+    pair = template_of(small_pair, f"{{% set text = messages[0]['content'] %}}{cases}fine")
+    for text, (_, words) in failures.items():
+        with pytest.raises(TemplateError, match=f"The chat template of user/target can't be used: {words}"):
+            encode(pair, [{"role": "user", "content": text}], 100)
+    assert encode(pair, [{"role": "user", "content": "hello"}], 100)[0]["input_ids"].shape[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n = 10 ** 8 %}{{ 10 ** n }}",
+    ],
+)
+def test_endless_templates_are_ended(small_pair, endless):
+    """The second is one instruction to Python, which no flag and no other thread could end."""
+    pair = template_of(small_pair, f"{{% if messages[0]['content'] == 'bad' %}}{endless}{{% endif %}}fine")
+    with pytest.raises(TemplateError, match="it takes more than 5 seconds"):
+        encode(pair, [{"role": "user", "content": "bad"}], 100)
+    assert encode(pair, [{"role": "user", "content": "good"}], 100)[0]["input_ids"].shape[1] > 0
 
 
 def test_a_folder_of_the_machine_is_no_hub_id(pairs, tiny_pair, monkeypatch, tmp_path):
@@ -312,7 +479,7 @@ def test_code_in_a_repository_is_not_run(pairs, tiny_hub, tiny_pair, place_in_ca
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')")
     place_in_cache(tiny_hub, "tiny/hostile", folder)
-    with pytest.raises(PairError, match="This pair can't be loaded"):
+    with pytest.raises(PairError, match="The target tiny/hostile can't be loaded"):
         pairs.load("tiny/hostile", "tiny/drafter")
     assert not (tmp_path / "harmed").exists()
 

@@ -59,6 +59,8 @@ def _name_and_value(text: str) -> tuple[str, str]:
 def _show(console: Console, plan: SpacePlan) -> None:
     if plan.url:
         console.print(Text(f"{len(plan.files)} files and {len(plan.variables)} variables are at {plan.url}"))
+        if plan.removed:
+            console.print(Text(f"Removed from the Space, as no longer given: {', '.join(plan.removed)}."))
         console.print(Text("The Hub builds the Space now, which takes some minutes."))
         if plan.needs_token:
             console.print(Text("The drafter is private: give the Space a secret HF_TOKEN that may read it."))
@@ -71,4 +73,5 @@ def _show(console: Console, plan: SpacePlan) -> None:
     console.print(Text("\nVariables:\n"))
     for name, value in plan.variables.items():
         console.print(Text(f"{name}={value!r}"))
+    console.print(Text("\nOther DSPARK_ variables that the Space has by now would be removed."))
     console.print(Text(f"\nrequirements.txt:\n\n{plan.requirements}\nREADME.md:\n\n{plan.readme}"))

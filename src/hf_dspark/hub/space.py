@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import runpy
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FOLDER_NAME = "dspark-demo"
 _IGNORED = ("__pycache__", "*.pyc", ".*")
-_VARIABLE = re.compile(r"DSPARK_[A-Z_]+")
+_ARGUMENTS = {"DSPARK_DRAFTER": "drafter", "DSPARK_TARGET": "target", "DSPARK_TITLE": "title"}
 
 
 @dataclass
@@ -32,6 +32,7 @@ class SpacePlan:
         requirements (`str`): What pip installs there.
         url (`str`, *optional*): Where it is; `None` while nothing was sent.
         needs_token (`bool`): Whether the drafter is private, so that the Space needs a secret `HF_TOKEN` to load it.
+        removed (`list[str]`): Variables of an earlier call that were removed, as they are not among these.
     """
 
     repo_id: str
@@ -41,6 +42,7 @@ class SpacePlan:
     requirements: str
     url: str | None = None
     needs_token: bool = False
+    removed: list[str] = field(default_factory=list)
 
 
 def space_folder() -> Path:
@@ -75,7 +77,8 @@ def publish_space(
     dry_run: bool = False,
 ) -> SpacePlan:
     """
-    Create a drafter's Space, or bring it up to date. Whatever fails, the call can be made again.
+    Create a drafter's Space, or bring it up to date. Whatever fails, the call can be made again. An update removes
+    the Space's variables of the page, `DSPARK_...`, that are no longer given.
 
     Args:
         drafter (`str`): Hub id of the drafter.
@@ -114,7 +117,8 @@ def publish_space(
     values = {"DSPARK_DRAFTER": drafter, "DSPARK_TITLE": title}
     if target:
         values["DSPARK_TARGET"] = target
-    values |= _checked_variables(variables or {})
+    values |= variables or {}
+    _check_variables(variables or {}, values)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / FOLDER_NAME
         shutil.copytree(space_folder(), folder, ignore=shutil.ignore_patterns(*_IGNORED))
@@ -143,11 +147,16 @@ def _check_id(what: str, name: str | None) -> None:
         )
 
 
-def _checked_variables(variables: dict[str, str]) -> dict[str, str]:
-    known = set(_VARIABLE.findall((space_folder() / "README.md").read_text(encoding="utf-8")))
-    if unknown := sorted(set(variables) - known):
-        raise ValueError(f"The page knows no variable {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
-    return variables
+def _check_variables(given: dict[str, str], values: dict[str, str]) -> None:
+    # The page's own rules, which are not part of the package.
+    settings = runpy.run_path(str(space_folder() / "settings.py"))["Settings"]
+    known = sorted(set(settings.variables()) - set(_ARGUMENTS))
+    for name in given:
+        if argument := _ARGUMENTS.get(name):
+            raise ValueError(f"{name} is set by the argument {argument!r}, not as a variable.")
+        if name not in known:
+            raise ValueError(f"The page knows no variable {name}; known are {', '.join(known)}.")
+    settings.from_environment(values)
 
 
 def _fill_in(folder: Path, title: str, models: list[str], package: str | None) -> None:
@@ -174,7 +183,11 @@ def _send(folder: Path, plan: SpacePlan, drafter: str, private: bool | None, tok
     api = HfApi(token=token, library_name="hf-dspark")
     plan.needs_token = _is_private(api, drafter)
     url = api.create_repo(plan.repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+    present = api.get_space_variables(plan.repo_id)
+    plan.removed = sorted(name for name in present if name.startswith("DSPARK_") and name not in plan.variables)
     # Before the files: the Space starts as soon as it has them.
+    for name in plan.removed:
+        api.delete_space_variable(plan.repo_id, name)
     for name, value in plan.variables.items():
         api.add_space_variable(plan.repo_id, name, value)
     api.upload_folder(
