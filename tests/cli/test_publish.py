@@ -90,7 +90,7 @@ def test_faults_are_one_line(folder, monkeypatch, capsys):
     (folder / "README.md").write_text("# Mine")
     for arguments, complaint in (
         (("card", str(folder)), "was not made by hf-dspark"),
-        (("card", str(folder / "nowhere")), "holds no drafter"),
+        (("card", str(folder / "nowhere")), "There is no folder"),
         (("publish", str(folder), "a/b/c", "--dry-run"), "is no name of a repository"),
         (("publish", str(folder), "you/x", "--dry-run", "--results", str(folder)), "No results.json in"),
         (("card", str(folder), "--license", "\x1b[31mred"), "is no licence identifier"),
