@@ -69,12 +69,19 @@ def test_convert_refuses_by_name(run, pair, tmp_path):
 
 
 def test_convert_overwrites_only_with_force(run, pair, tmp_path):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "config.json").write_text("{}")
+    run("convert", pair / "eagle3", tmp_path / "x", "--to", "hf-dspark")
     with pytest.raises(FileExistsError, match="is not empty"):
         run("convert", pair / "dflash", tmp_path / "x", "--to", "speculators")
     assert run("convert", pair / "dflash", tmp_path / "x", "--to", "speculators", "--force").exit_code == 0
     assert AutoDrafter.from_pretrained(tmp_path / "x").config.source_format == "speculators"
+
+
+def test_convert_never_replaces_the_target(run, pair):
+    target = pair / "target"
+    before = {file: file.read_bytes() for file in target.iterdir()}
+    with pytest.raises(FileExistsError, match="target is its target, so it is not replaced"):
+        run("convert", pair / "dspark", target, "--to", "deepspec", "--target", target, "--force")
+    assert {file: file.read_bytes() for file in target.iterdir()} == before
 
 
 @pytest.mark.parametrize("stored_as", ["hf-dspark", "speculators"])
@@ -204,6 +211,11 @@ def test_inspect_tells_of_adapters(run, tmp_path):
     assert f"adapters LORA of rank 2, {held} parameters base" in text
     assert f"size {size:,} parameters" in text
     assert "as it is no: it doesn't know DSpark drafters in the format PEFT adapters" in text
+
+
+def test_inspect_calls_exports_like_the_folder_it_stands_in(run, pair, monkeypatch):
+    monkeypatch.chdir(pair / "eagle3")
+    assert '"model": "eagle3-speculators"' in run("inspect", ".").stdout
 
 
 def spread(root, case):

@@ -78,7 +78,7 @@ def test_changed_weights_are_packed_anew(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("change", ["fused", "data", "one weight", "bias"])
+@pytest.mark.parametrize("change", ["fused", "data", "one weight", "rows", "columns", "bias"])
 def test_changes_that_tensors_do_not_count_are_seen(change, dtype):
     """Fused optimizers, the Trainer's default, and writes to `.data`, as merging adapters makes them."""
     layer, x = nn.Linear(96, 40).to(dtype), torch.randn(4, 96, dtype=dtype)
@@ -92,6 +92,10 @@ def test_changes_that_tensors_do_not_count_are_seen(change, dtype):
         layer.weight.data += 0.1
     elif change == "one weight":
         layer.weight.data[7, 31] += 9
+    elif change == "rows":
+        layer.weight.data[[3, 8]] = layer.weight.data[[8, 3]]
+    elif change == "columns":
+        layer.weight.data[:] = layer.weight.data.flip(1)
     else:
         layer.bias.data[7] += 9
     assert layer.weight._version == version

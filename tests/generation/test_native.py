@@ -7,14 +7,19 @@ import pytest
 import torch
 from conftest import make_target
 from transformers import (
+    DynamicCache,
     GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     MaxTimeCriteria,
     MuseGlimmerAssistantConfig,
     MuseGlimmerAssistantModel,
     MuseGlimmerConfig,
     MuseGlimmerForConditionalGeneration,
+    PrefixConstrainedLogitsProcessor,
     StaticCache,
     StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
 )
 
 from hf_dspark import AutoDrafter, DFlashConfig, DFlashDrafter, DSparkDrafter, Eagle3Drafter
@@ -202,6 +207,10 @@ def test_another_speculation_type_is_refused():
         ({"assistant_early_exit": 2}, "assistant_early_exit"),
         ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight"),
         ({"stop_strings": ["a"]}, "stop_strings"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "watermarking_config"),
+        ({"use_mtp": True}, "use_mtp"),
+        ({"prefill_chunk_size": 4}, "prefill_chunk_size"),
         ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])}, "stopping_criteria"),
     ],
 )
@@ -219,16 +228,56 @@ def test_what_their_loop_can_not_honour_is_refused_by_name(option, message, pass
     assert starts == []
 
 
-def test_a_static_cache_of_ones_own_is_refused():
+class Counting(LogitsProcessor):
+    """Favours a token that depends on the number of calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        scores = scores.clone()
+        scores[:, self.calls] += 9
+        return scores
+
+
+def used_cache(target):
+    cache = DynamicCache(config=target.config)
+    target(torch.tensor([[1]]), past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (lambda target: {"past_key_values": StaticCache(config=target.config, max_cache_len=32)}, "a static cache"),
+        (lambda target: {"past_key_values": used_cache(target)}, "a cache that holds tokens already"),
+        (lambda target: {"inputs_embeds": torch.zeros(1, 2, 32)}, "`inputs_embeds`"),
+        (
+            lambda target: {"logits_processor": LogitsProcessorList([Counting()])},
+            "Counting; if it keeps nothing.*`row_wise = True`",
+        ),
+        (lambda target: {"custom_generate": lambda model, *args, **kwargs: None}, "`custom_generate`"),
+        (lambda target: {"assistant_tokenizer": object()}, "`assistant_tokenizer`"),
+    ],
+)
+def test_what_their_loop_would_decode_otherwise_is_refused(option, message):
     target = make_target("qwen3")
-    cache = StaticCache(config=target.config, max_cache_len=32)
-    with pytest.raises(ValueError, match="does not support a static cache"):
-        target.generate(
-            torch.tensor([[1, 2]]),
-            assistant_model=make_drafter(target),
-            speculation_type="dflash",
-            past_key_values=cache,
-        )
+    ask = {"assistant_model": make_drafter(target), "speculation_type": "dflash"} | option(target)
+    with recorded_positions(target) as starts, pytest.raises(ValueError, match=f"does not support {message}"):
+        target.generate(torch.tensor([[1, 2]]), **ask)
+    assert starts == []
+
+
+def test_an_empty_cache_and_processors_without_memory_are_taken():
+    target = make_target("qwen3")
+    ids = torch.randint(63, (1, 9), generator=torch.Generator().manual_seed(5))
+    processor = PrefixConstrainedLogitsProcessor(lambda row, prefix: range(10, 40), num_beams=1)
+    processors = LogitsProcessorList([processor])
+    cache = DynamicCache(config=target.config)
+    ask = {"assistant_model": make_drafter(target), "speculation_type": "dflash", "guidance_scale": 1.0}
+    drafted = run(target, ids, logits_processor=processors, past_key_values=cache, **ask)[0]
+    assert drafted == run(target, ids, logits_processor=processors)[0]
 
 
 def test_processors_are_honoured_in_their_loop():

@@ -31,7 +31,7 @@ def test_an_empty_folder_is_filled_and_other_things_stay(tmp_path):
     drafter.export(tmp_path / "empty")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds no checkpoint .*so it is not replaced"):
+    with pytest.raises(FileExistsError, match="holds no drafter, so it is not replaced"):
         drafter.export(tmp_path / "home", force=True)
     with pytest.raises(FileExistsError, match="is a file"):
         drafter.export(tmp_path / "home" / "notes.txt", force=True)
@@ -172,10 +172,58 @@ def test_bfloat16_and_the_training_mode_stay(tmp_path):
     assert all(torch.equal(again.state_dict()[key], tensor) for key, tensor in drafter.state_dict().items())
 
 
-def test_folders_beside_a_checkpoint_are_not_replaced(tmp_path):
+@pytest.mark.parametrize("name", ["README.md", "optimizer.pt", "plots/mine.svg", "checkpoint-100/config.json"])
+def test_what_is_no_part_of_a_checkpoint_is_not_replaced(name, tmp_path):
     drafter = make_drafter("dspark")
-    drafter.export(tmp_path / "out")
-    (tmp_path / "out" / "checkpoint-100").mkdir()
-    with pytest.raises(FileExistsError, match="more than a checkpoint \\(checkpoint-100\\)"):
+    drafter.training_record = {"updates": 4}
+    drafter.save_pretrained(tmp_path / "out", max_shard_size="20KB")
+    for part in ("custom_generate/generate.py", "plots/training_loss.png"):
+        (tmp_path / "out" / part).parent.mkdir()
+        (tmp_path / "out" / part).write_text("made by us")
+    drafter.export(tmp_path / "out", force=True)
+    file = tmp_path / "out" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(FileExistsError, match=f"more than a checkpoint \\(.*{name}\\), and that would be lost"):
         drafter.export(tmp_path / "out", force=True)
-    assert (tmp_path / "out" / "checkpoint-100").is_dir()
+    assert file.read_text() == "mine"
+
+
+def test_force_replaces_neither_a_language_model_nor_the_target_nor_the_source(tmp_path):
+    target, drafter = make_target("qwen3"), make_drafter("dspark")
+    target.save_pretrained(tmp_path / "target")
+    with pytest.raises(FileExistsError, match="target holds no drafter, so it is not replaced"):
+        drafter.export(tmp_path / "target", force=True)
+    drafter.config.target_name_or_path = str(tmp_path / "target")
+    with pytest.raises(FileExistsError, match="target is its target, so it is not replaced"):
+        drafter.export(tmp_path / "target", force=True)
+    drafter.export(tmp_path / "mine")
+    with pytest.raises(FileExistsError, match="mine is the drafter to export, so it is not replaced"):
+        AutoDrafter.from_pretrained(tmp_path / "mine").export(tmp_path / "mine", format="speculators", force=True)
+    assert type(target).from_pretrained(tmp_path / "target").num_parameters() == target.num_parameters()
+    assert AutoDrafter.from_pretrained(tmp_path / "mine").stored_format == "hf-dspark"
+
+
+def test_a_place_below_a_file_is_none(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt is a file, so that .*x can't be a folder"):
+        make_drafter("dflash").export(tmp_path / "notes.txt" / "deep" / "x")
+
+
+def test_new_parents_go_again_with_what_fails(tmp_path, monkeypatch):
+    def fail(drafter, folder):
+        (tmp_path / "new" / "note.txt").write_text("somebody else's")
+        raise ValueError("another drafter")
+
+    monkeypatch.setattr(export_module, "require_same", fail)
+    with pytest.raises(ValueError, match="another drafter"):
+        make_drafter("dflash").export(tmp_path / "new" / "newer" / "x")
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "new", tmp_path / "new" / "note.txt"]
+
+
+@pytest.mark.parametrize("mask", [0, 63])
+def test_any_mask_token_will_do_where_the_vocabulary_is_the_targets(mask, tmp_path):
+    drafter = make_drafter("dflash_masks_only")
+    drafter.config.mask_token_id, drafter.config.text_config.vocab_size = mask, 0
+    drafter.export(tmp_path / "x")
+    assert AutoDrafter.from_pretrained(tmp_path / "x").config.mask_token_id == mask

@@ -6,6 +6,7 @@ its command line. What is said of vLLM and SGLang was read from the sources of t
 import json
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..models.configuration_drafter import NAMES
@@ -63,7 +64,8 @@ def servings(config: Any, checkpoint: str, target: str, stored_format: str) -> l
         target (`str`): The target.
         stored_format (`str`): The checkpoint's format, `drafter.stored_format`.
     """
-    stem, found = checkpoint.rstrip("/").split("/")[-1], []
+    folder = Path(checkpoint)
+    stem, found = folder.resolve().name if folder.is_dir() else folder.name, []
     for engine, format, engine_refusals, command in (
         (VLLM, "speculators", _vllm_refusals, _vllm_command),
         (SGLANG, "sglang", _sglang_refusals, _sglang_command),

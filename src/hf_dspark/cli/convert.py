@@ -41,7 +41,7 @@ def convert(
             "LM head, and by those that leave them out, to tell a copy from a head of the drafter's own."
         ),
     ] = None,
-    force: Annotated[bool, Option("--force", help="Replace a checkpoint that is there already.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace a drafter that is there already.")] = False,
 ) -> None:
     """
     Write the drafter SRC to the folder DST in another format.

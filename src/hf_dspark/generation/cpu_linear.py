@@ -121,6 +121,7 @@ def _can_be_packed(layer: nn.Linear, types: tuple[torch.dtype, ...]) -> bool:
     return (
         weight.dtype in types
         and weight.device.type == "cpu"
+        and weight.numel() > 0
         # Sharded, quantised and the like have their own way to multiply. So has a replaced `forward`.
         and type(weight) in (nn.Parameter, torch.Tensor)
         and isinstance(layer.__dict__.get("forward"), _PackedForward | None)
@@ -132,21 +133,25 @@ def _can_be_packed(layer: nn.Linear, types: tuple[torch.dtype, ...]) -> bool:
 def _is_packed(layer: nn.Linear) -> bool:
     """Whether there is a packed copy of the weights as they are now; one of other weights is forgotten."""
     if layer in _packed and _packed[layer][0] != _state(layer):
-        del _packed[layer]
+        _packed.pop(layer, None)
     return layer in _packed
 
 
 def _state(layer: nn.Linear) -> tuple:
     """
     What tells weights from those that were packed. Fused optimizers and writes to `.data` leave their version as it
-    is, so the values are looked at: all of them in a sum over their bits, as fast as memory is, and some themselves.
+    is, so the bits are looked at: all of them in one number that knows the rows' order, as fast as memory is, and some
+    themselves.
     """
-    values, bias = layer.weight.detach().flatten(), layer.bias
-    size = values.itemsize
-    is_aligned = values.nbytes % 8 == 0 and values.storage_offset() * size % 8 == 0
-    words = values.view(torch.int64 if is_aligned else torch.int16)
-    sample = values[:: max(len(values) // _SAMPLED, 1) | 1].tolist()
-    return values.dtype, layer.weight.shape, int(words.sum()), sample, None if bias is None else bias.tolist()
+    weight, bias = layer.weight.detach(), layer.bias
+    version = None if weight.is_inference() else weight._version
+    size = weight.itemsize
+    is_aligned = weight.is_contiguous() and (weight.storage_offset() * size | weight.shape[1] * size) % 8 == 0
+    bits = weight.contiguous().view(torch.int64 if is_aligned else torch.int16)
+    total = int((bits.sum(1) * torch.arange(1, len(bits) + 1)).sum())
+    # An odd step spreads them over the columns.
+    sample = bits.flatten()[:: max(bits.numel() // _SAMPLED, 1) | 1].tolist()
+    return weight.dtype, weight.shape, version, total, sample, None if bias is None else bias.tolist()
 
 
 def _pack(layer: nn.Linear) -> Any:

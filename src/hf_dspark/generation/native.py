@@ -9,17 +9,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache, SynthIDTextWatermarkingConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..models.configuration_drafter import NAMES, PARTS
 from ..models.drafter import Drafter
 from .settings import SETTING_NAMES, effective
+from .verification import ROW_PROCESSORS
 
 
 SPECULATION_TYPE = "dflash"
-# What that loop leaves out or fails at. Criteria: what a round has accepted behind the end is kept there.
+# What that loop leaves out or fails at, or what takes its place. Criteria: what a round has accepted behind the end is
+# kept there.
 UNSUPPORTED = (
+    "inputs_embeds",
+    "custom_generate",
+    "assistant_tokenizer",
+    "use_mtp",
+    "prefill_chunk_size",
     "stop_strings",
     "stopping_criteria",
     "output_hidden_states",
@@ -74,7 +81,7 @@ def refuse_options(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
 
     cache = arguments.get("cache", arguments.get("past_key_values"))
     kind = option("cache_implementation") or ("static" if isinstance(cache, StaticCache) else "dynamic")
-    present = {f"`{name}`": option(name) for name in UNSUPPORTED}
+    present = {f"`{name}`": option(name) is not None and option(name) is not False for name in UNSUPPORTED}
     # Ours, which are the drafter's to default to and not the target's.
     given = {name: arguments.get(name, getattr(config, name, None)) for name in SETTING_NAMES}
     present |= {f"`{name}`": value is not None for name, value in given.items()}
@@ -83,7 +90,18 @@ def refuse_options(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
         "`assistant_ensemble_weight` (it changes the distribution)": option("assistant_ensemble_weight") is not None,
         "`use_cache=False`": option("use_cache") is False,
         f"a {kind} cache": "static" in kind or kind == "quantized",
+        # The features of what it holds are gone.
+        "a cache that holds tokens already": hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0,
+        "`guidance_scale`": option("guidance_scale") not in (None, 1),
+        "`watermarking_config` with SynthID": isinstance(option("watermarking_config"), SynthIDTextWatermarkingConfig),
     }
+    # They are called for rejected drafts too.
+    for processor in arguments.get("logits_processor") or ():
+        if type(processor) not in ROW_PROCESSORS and not getattr(processor, "row_wise", False):
+            name = type(processor).__name__
+            present[f"{name}; if it keeps nothing between its calls, say so with an attribute `row_wise = True`"] = (
+                True
+            )
     for what, value in present.items():
         if value:
             raise ValueError(

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import save_file
 from transformers.utils import cached_file
 
@@ -68,6 +70,23 @@ def adapter_base(name_or_path: str | os.PathLike | None, location: dict[str, Any
             f"{name_or_path} holds adapters and its {ADAPTER_CONFIG} does not name their base drafter. Load that "
             f'drafter and call `drafter.load_adapter("{name_or_path}")`.'
         )
+    return _found_base(Path(file), base)
+
+
+def _found_base(file: Path, base: Any) -> str:
+    """The base that an adapter_config.json names; folders are looked for from where the file is, then from here."""
+    named = f"{file}: `base_model_name_or_path` {base!r}"
+    if not isinstance(base, str):
+        raise ValueError(f"{named} is no name. Write the folder or Hub id of the base drafter.")
+    if Path(file.parent, base).is_dir():
+        base = str(Path(file.parent, base))
+    if not Path(base).is_dir():
+        try:
+            validate_repo_id(base)
+        except HFValidationError:
+            raise OSError(f"{named} is not there. Write the folder or Hub id of the base drafter.") from None
+    elif Path(base, ADAPTER_CONFIG).is_file() and not Path(base, MODEL_CONFIG).is_file():
+        raise ValueError(f"{named} holds adapters itself. Write the folder or Hub id of the base drafter.")
     return base
 
 
@@ -192,6 +211,30 @@ def adapters_dtype(name_or_path: str | os.PathLike) -> torch.dtype:
     return reduce(torch.promote_types, types)
 
 
+def _shallow_copy(drafter: "Drafter") -> "Drafter":
+    """A copy with the same weights, to try on whether adapters fit."""
+    shared = [*drafter.parameters(), *drafter.buffers(), drafter._target]
+    return copy.deepcopy(drafter, {id(thing): thing for thing in shared})
+
+
+def _put_on(drafter: "Drafter", config: Any, adapter_name: str, file: Path, stored: dict[str, torch.Tensor]) -> None:
+    from peft.functional import inject_adapter_in_model, set_peft_model_state_dict
+
+    try:
+        inject_adapter_in_model(config, drafter, adapter_name)
+        result = set_peft_model_state_dict(drafter, stored, adapter_name)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"The adapters {file} don't fit this drafter: {message}") from error
+    wrong = [key for key in result.missing_keys if f".{adapter_name}." in key] + list(result.unexpected_keys)
+    if wrong:
+        raise ValueError(
+            f"The adapters {file} don't fit this drafter: {len(wrong)} weights are missing or unknown, "
+            f"{wrong[0]} for one. Load the drafter that they were trained on."
+        )
+    check_adapters(drafter)
+
+
 class Adapters:
     """
     What a [`Drafter`] does with PEFT adapters. The names are those of transformers' `PeftAdapterMixin`, whose own
@@ -233,7 +276,7 @@ class Adapters:
         ```
         """
         require_peft()
-        from peft.functional import inject_adapter_in_model, set_adapter, set_peft_model_state_dict
+        from peft.functional import set_adapter
 
         if self.has_adapters:
             active = self.active_adapters()
@@ -244,19 +287,14 @@ class Adapters:
         config = _read_config(peft_model_id, hub)
         config.inference_mode = not is_trainable
         file, stored = _read_weights(peft_model_id, hub)
+        gradients = {parameter: parameter.requires_grad for parameter in self.parameters()}
         try:
-            inject_adapter_in_model(config, self, adapter_name)
-            result = set_peft_model_state_dict(self, stored, adapter_name)
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            message = " ".join(str(error).split())
-            raise ValueError(f"The adapters {file} don't fit this drafter: {message}") from error
-        wrong = [key for key in result.missing_keys if f".{adapter_name}." in key] + list(result.unexpected_keys)
-        if wrong:
-            raise ValueError(
-                f"The adapters {file} don't fit this drafter: {len(wrong)} weights are missing or unknown, "
-                f"{wrong[0]} for one. Load the drafter that they were trained on."
-            )
-        check_adapters(self)
+            _put_on(_shallow_copy(self), copy.deepcopy(config), adapter_name, file, stored)
+        except Exception:
+            for parameter, wanted in gradients.items():
+                parameter.requires_grad_(wanted)
+            raise
+        _put_on(self, config, adapter_name, file, stored)
         set_adapter(self, active, inference_mode=not is_trainable)
         base_record = self.adapter_records.setdefault(None, self.training_record)
         self.adapter_records[adapter_name] = load_training_record(peft_model_id, hub.get("subfolder")) or unrecorded(
@@ -303,9 +341,16 @@ class Adapters:
             `Drafter`: itself.
 
         Raises:
-            ValueError: If it has no adapters.
+            ValueError: If it has no adapters, or they are disabled.
         """
         self._tell_training()
+
+        self._require_adapters()
+        if any(module.disable_adapters for module in adapter_layers(self).values()):
+            raise ValueError(
+                "The adapters are disabled. Call `drafter.enable_adapters()` before merging, or load the base drafter "
+                "to go on without them."
+            )
         for name, module in adapter_layers(self).items():
             plain = _base_of(module)
             if not module.disable_adapters and hasattr(module, "get_base_layer"):
@@ -329,8 +374,13 @@ class Adapters:
             raise ValueError(
                 f"{folder} holds a drafter, and adapters beside it would spoil it. Save them to another folder."
             )
+        name, *more = self.active_adapters()
+        if more:
+            raise ValueError(
+                f"A folder holds one set of adapters, and {', '.join([name, *more])} are active. Save them one by one "
+                "(`drafter.set_adapter`), or merge them into the drafter and save that."
+            )
         os.makedirs(folder, exist_ok=True)
-        name = self.active_adapters()[0]
         config = copy.deepcopy(self.peft_config[name])
         config.inference_mode = True
         tensors = get_peft_model_state_dict(self, adapter_name=name, save_embedding_layers=False)

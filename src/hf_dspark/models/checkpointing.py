@@ -150,13 +150,13 @@ class Checkpoints:
             format (`str`, *optional*, defaults to `"hf-dspark"`):
                 `"hf-dspark"`, `"deepspec"`, `"speculators"` (vLLM), `"sglang"` or `"zlab"`. Not every format can carry
                 every drafter; those that store copies of the target's embedding or LM head need `attach(target)`.
-            force (`bool`, *optional*, defaults to `False`): Whether a checkpoint that is there already is replaced.
+            force (`bool`, *optional*, defaults to `False`): Whether a drafter that is there already is replaced.
 
         Returns:
             `Path`: the folder.
 
         Raises:
-            FileExistsError: If the folder is not empty and not to be replaced.
+            FileExistsError: If the folder is not empty and not to be replaced, or holds something else than a drafter.
             ValueError: If the format can't carry this drafter, naming why.
 
         Example:

@@ -99,7 +99,7 @@ def _same_proposals(drafter: "Drafter", again: "Drafter") -> bool:
     config, generator = drafter.config, torch.Generator().manual_seed(0)
     width = config.num_features * config.target_hidden_size
     features = torch.randn(1, LENGTH, width, generator=generator)
-    tokens = torch.randint(config.vocab_size or config.mask_token_id, (1, LENGTH), generator=generator)
+    tokens = torch.randint(_vocabulary(config), (1, LENGTH), generator=generator)
     parts = drafter._target or _stand_in(drafter)
     second = _propose(again.to(drafter.device), parts, features, tokens)
     # `drafter.to(torch.bfloat16)` rounds the rotary frequencies too; no checkpoint holds them, the config gives them.
@@ -111,6 +111,11 @@ def _same_proposals(drafter: "Drafter", again: "Drafter") -> bool:
     if not torch.equal(first.tokens, second.tokens):
         return False
     return torch.allclose(first.confidences, second.confidences)
+
+
+def _vocabulary(config: Any) -> int:
+    # Some formats leave it to the target; then any will do that has the mask token.
+    return config.vocab_size or config.mask_token_id + 1
 
 
 def _propose(drafter: "Drafter", parts: TargetParts, features: torch.Tensor, tokens: torch.Tensor) -> "Proposal":
@@ -131,8 +136,7 @@ def _propose(drafter: "Drafter", parts: TargetParts, features: torch.Tensor, tok
 def _stand_in(drafter: "Drafter") -> TargetParts:
     """Random parts in the place of those that an unattached drafter borrows."""
     config, generator = drafter.config, torch.Generator().manual_seed(1)
-    # Some formats leave the vocabulary to the target; then any will do that has the mask token.
-    size = config.vocab_size or config.mask_token_id + 1
+    size = _vocabulary(config)
 
     def weight(rows: int) -> torch.Tensor:
         return torch.randn(rows, config.hidden_size, generator=generator).to(drafter.device, drafter.dtype)

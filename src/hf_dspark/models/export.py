@@ -5,25 +5,36 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 
-from ..checkpoints import CONFIG_NAME, WRITERS
+from ..checkpoints import CONFIG_NAME, WRITERS, drafter_type
 from ..checkpoints.capabilities import CAPABILITIES, copied_parts, needs_target, refusals
 from .comparison import require_same
-from .loading import default_generation_config, save_training_record
+from .loading import TRAINING_RECORD, default_generation_config, save_training_record
 
 
 if TYPE_CHECKING:
     from .drafter import Drafter
 
-# Folders that publishing and evaluating put beside the weights; they can be made again.
-PARTS_OF_A_CHECKPOINT = ("custom_generate", "plots")
+# What checkpoints consist of, with what publishing and evaluating put beside them and can make again. Cards and
+# licences are not among it: people write into them.
+REPLACEABLE = (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    TRAINING_RECORD,
+    "model*.safetensors",
+    "model*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model*.bin.index.json",
+    "custom_generate/generate.py",
+    "plots/*.png",
+)
 
 
 def export(drafter: "Drafter", folder: str | os.PathLike, format: str = "hf-dspark", force: bool = False) -> Path:
@@ -35,18 +46,18 @@ def export(drafter: "Drafter", folder: str | os.PathLike, format: str = "hf-dspa
             attached to its target.
         folder (`str`): Where to; created with its parents.
         format (`str`, *optional*, defaults to `"hf-dspark"`): One of `checkpoints.capabilities.CAPABILITIES`.
-        force (`bool`, *optional*, defaults to `False`): Whether a checkpoint that is there already is replaced.
+        force (`bool`, *optional*, defaults to `False`): Whether a drafter that is there already is replaced.
 
     Returns:
         `Path`: the folder.
 
     Raises:
-        FileExistsError: If the folder is not empty and not to be replaced.
+        FileExistsError: If the folder is not empty and not to be replaced, or holds something else than a drafter.
         ValueError: If the format can't carry this drafter, or the copy read back is not the same.
     """
     folder = Path(folder)
     require_carried(drafter, format)
-    _require_free(folder, force)
+    _require_free(drafter, folder, force)
     with _put_in_place(folder) as aside:
         _write(drafter, aside, format)
         require_same(drafter, aside)
@@ -95,21 +106,35 @@ def refusals_of_any_format(drafter: "Drafter") -> list[str]:
     return reasons
 
 
-def _require_free(folder: Path, force: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file. Name a folder.")
+def _require_free(drafter: "Drafter", folder: Path, force: bool) -> None:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise FileExistsError(f"{there} is a file, so that {folder} can't be a folder. Name another.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not force:
         raise FileExistsError(f"{folder} is not empty. Name another folder, or replace it with force=True (--force).")
-    if not (folder / CONFIG_NAME).is_file():
-        raise FileExistsError(
-            f"{folder} holds no checkpoint (no {CONFIG_NAME}), so it is not replaced. Empty it first."
-        )
-    others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in PARTS_OF_A_CHECKPOINT)
+    config = drafter.config
+    for what, name in (("the drafter to export", config.name_or_path), ("its target", config.target_name_or_path)):
+        if name and Path(name).is_dir() and folder.samefile(name):
+            raise FileExistsError(f"{folder} is {what}, so it is not replaced. Name another folder.")
+    _require_drafter(folder)
+
+
+def _require_drafter(folder: Path) -> None:
+    """Refuses to replace anything but a drafter's checkpoint."""
+    try:
+        drafter_type(folder)
+    except (OSError, ValueError) as error:
+        raise FileExistsError(f"{folder} holds no drafter, so it is not replaced. Name another folder.") from error
+    known = {path for pattern in REPLACEABLE for path in folder.glob(pattern)}
+    known |= {path.parent for path in known}
+    others = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path not in known)
     if others:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise FileExistsError(
-            f"{folder} holds more than a checkpoint ({', '.join(others)}), and that would be lost. Move it away first."
+            f"{folder} holds more than a checkpoint ({', '.join(others[:5])}{more}), and that would be lost. Move it "
+            "away first."
         )
 
 
@@ -118,10 +143,10 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
     """A folder beside the destination, which takes its name at the end, or is gone if anything fails."""
     # Of a link, what it points to is replaced.
     folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     aside, old = (folder.with_name(f".{folder.name}-{kind}-{uuid.uuid4().hex[:8]}") for kind in ("new", "old"))
-    aside.mkdir()
     try:
+        aside.mkdir(parents=True)
         yield aside
         if folder.exists():
             folder.rename(old)
@@ -131,8 +156,12 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
             if old.exists():
                 old.rename(folder)
             raise
-    finally:
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        for parent in new_parents:
+            with suppress(OSError):  # somebody else may have put something there
+                parent.rmdir()
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
