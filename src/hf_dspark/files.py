@@ -31,7 +31,9 @@ def json_line(line: bytes) -> Any:
             f"Not UTF-8: byte {line[error.start]:#04x} at {error.start}. Save the file as UTF-8."
         ) from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"Not JSON: {error.msg} at column {error.colno}.") from None
+        raise ValueError(f"Not JSON: {error.msg.removesuffix(' at')} at column {error.colno}.") from None
+    except RecursionError:
+        raise ValueError("Not read: lists or objects are nested too deeply.") from None
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,8 @@
-"""What measurements depend on besides the models: the processor, and versions of the libraries."""
+"""What measurements depend on besides the models: the processor, its clock, and versions of the libraries."""
 
 import functools
 import platform
+import time
 from pathlib import Path
 
 import torch
@@ -23,6 +24,13 @@ def versions() -> dict[str, str]:
 def processor(device: torch.device) -> str:
     """The name of the GPU, or of the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a clock, after all that a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @functools.lru_cache(maxsize=1)

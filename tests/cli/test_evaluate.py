@@ -41,6 +41,7 @@ def test_evaluate_then_compare(run, tiny_embedded_pair, maths, tmp_path):
     for file in ("results.json", "report.md", "prompts.jsonl", "plots/time.png"):
         assert (first / file).is_file()
 
+    settings = ("--schedules", "fixed", "fixed:2", *OPTIONS)
     assert run("evaluate", "--tasks", maths, "--output", second, *settings, "--seed", 1).exit_code == 0
     result = run("compare", first, second)
     assert result.exit_code == 0, result.output
@@ -49,6 +50,15 @@ def test_evaluate_then_compare(run, tiny_embedded_pair, maths, tmp_path):
     assert "noise" in result.stdout
     assert "Speeds of two processes differ by machine noise" in result.stdout
     assert "differs" not in result.stdout  # two prompts are too few
+    assert "Only in A, and left out: prompt_lookup." in result.stdout
+    assert "Only in B" not in result.stdout
+
+
+def test_seeds_are_not_negative(run):
+    for arguments in (("evaluate", "--prompts", "Hello."), ("compare", "a", "b")):
+        result = run(*arguments, "--seed", -1)
+        assert result.exit_code == 2
+        assert "--seed" in result.output
 
 
 def test_values_may_be_repeated_or_follow_each_other(run, tiny_pair, maths, tmp_path):

@@ -229,12 +229,26 @@ def test_refused_before_anything_is_decoded(evaluate_tiny, tmp_path):
         ({"baselines": ["magic"]}, "no baseline 'magic'"),
         ({"enable_thinking": True}, "knows no `enable_thinking`"),
         ({"tasks": []}, "nothing to evaluate on"),
+        ({"drafter": []}, "name a drafter"),
+        ({"rows": [2], "baselines": ["prompt_lookup"]}, "prompt_lookup can decode one row only"),
+        ({"rows": [1, 4]}, r"The task chat has 3 prompts, too few for 4 `rows`"),
     ):
         with pytest.raises(ValueError, match=message):
             evaluate_tiny(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="`rows` must be at least 1"):
-        EvaluationConfig(rows=[])
+    for settings, message in (
+        ({"rows": []}, "`rows` must be at least 1"),
+        ({"rows": [1.5]}, "`rows` must be a list of whole numbers"),
+        ({"rows": 2}, "`rows` must be a list of whole numbers"),
+        ({"seed": -1}, "`seed` must be at least 0"),
+        ({"seed": 1.5}, "`seed` must be a whole number"),
+        ({"temperature": float("inf")}, "`temperature` must be finite"),
+        ({"temperature": float("nan")}, "`temperature` must be finite"),
+        ({"schedules": []}, "`schedules` is empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EvaluationConfig(**settings)
+    assert EvaluationConfig(schedules="fixed", baselines="fast_layers").schedules == ["fixed"]
 
 
 def test_log_holds_counters_and_no_text(finished):
@@ -243,3 +257,62 @@ def test_log_holds_counters_and_no_text(finished):
         assert "What is" not in json.dumps(record)
         rounds = record["turns"][0]["contenders"]["drafter fixed"]["rows"][0]["rounds"]
         assert all(proposed >= verified >= accepted for proposed, verified, accepted, _ in rounds)
+
+
+def test_weights_are_part_of_the_run(evaluate_tiny, pair, tmp_path):
+    """A model that was trained further, in the same place: its numbers are others."""
+    settings = {"schedules": ["fixed"], "tasks": [], "prompts": ["Hello."]}
+    first = evaluate_tiny(tmp_path, **settings)
+    for model, named in zip(pair, ("target.weights", "contenders.drafter fixed.weights")):
+        weight = next(parameter for parameter in model.parameters() if parameter.dim() > 1)
+        before = weight.detach().clone()
+        try:
+            weight.data *= 1.01
+            with pytest.raises(ValueError, match=rf"holds another evaluation: it differs in {named}.*Name another"):
+                evaluate_tiny(tmp_path, **settings)
+        finally:
+            weight.data.copy_(before)
+    assert evaluate_tiny(tmp_path, **settings)["results"] == first["results"]
+
+
+def test_one_text_and_one_file_need_no_list(evaluate_tiny, tasks, tmp_path):
+    results = evaluate_tiny(
+        tmp_path, schedules=["fixed"], tasks=str(tasks / "maths.jsonl"), prompts="Hello.", samples=1
+    )
+    assert [(task["name"], task["prompts"]) for task in results["tasks"]] == [("maths", 1), ("prompts", 1)]
+
+
+def test_rows_are_as_many_as_they_are_said_to_be(evaluate_tiny, tmp_path):
+    """The third prompt has no partner, and is left out where two are decoded at once."""
+    results = evaluate_tiny(tmp_path, rows=[1, 2], schedules=["fixed"], tasks=[], prompts=["a", "b", "c"])
+    assert [entry(results, "plain", rows=rows)["prompts"] for rows in (1, 2)] == [3, 2]
+    assert all(len(record["unit"][2]) == record["unit"][0] for record in read_log(tmp_path))
+
+
+def test_cutoffs_of_the_target_are_off(evaluate_tiny, pair, tmp_path, monkeypatch):
+    """With `min_p` of 1 only the likeliest token would be left."""
+    target, _ = pair
+    settings = {"schedules": ["fixed"], "tasks": [], "prompts": ["Hello."], "temperature": 1.0}
+    evaluate_tiny(tmp_path / "without", **settings)
+    for name, value in (("min_p", 1.0), ("typical_p", 0.1), ("epsilon_cutoff", 0.9), ("eta_cutoff", 0.9)):
+        monkeypatch.setattr(target.generation_config, name, value)
+    evaluate_tiny(tmp_path / "with", **settings)
+    assert numbers(tmp_path / "with")[1] == numbers(tmp_path / "without")[1]
+    monkeypatch.setattr(target.generation_config, "top_h", 0.5)
+    with pytest.raises(ValueError, match="sets `top_h`"):
+        evaluate_tiny(tmp_path / "refused", **settings)
+
+
+def test_a_conversation_ends_where_the_context_does(evaluate_tiny, pair, tasks, tmp_path, monkeypatch):
+    """Answers that take more tokens when they are read again than when they were written."""
+    target, _ = pair
+    settings = {"schedules": ["fixed"], "tasks": [tasks / "chat.jsonl"], "samples": 1}
+    assert entry(evaluate_tiny(tmp_path / "fits", **settings), "plain")["turns"] == 2
+    second = read_log(tmp_path / "fits")[0]["turns"][1]["prompt_tokens"][0]
+    from hf_dspark.evaluation import benchmark
+
+    monkeypatch.setattr(benchmark, "fit_to_context", lambda *_: None)
+    for limit, turns in ((second + 12, 2), (second + 11, 1)):
+        monkeypatch.setattr(target.config, "max_position_embeddings", limit)
+        results = evaluate_tiny(tmp_path / str(limit), **settings)
+        assert entry(results, "drafter fixed")["turns"] == turns

@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import pytest
+import torch
 
 from hf_dspark.evaluation import benchmark
 from hf_dspark.evaluation.results import entry
@@ -69,9 +70,10 @@ def test_curves_are_written(model):
 def test_thresholds_verify_less_the_higher_they_are(finished):
     _, results = finished
     (calibration,) = results["calibration"]
-    for points in calibration["thresholds"].values():
+    for task, points in calibration["thresholds"].items():
         verified = [point["accepted"] + point["rejected"] for point in points]
-        assert verified[0] == pytest.approx(4, abs=1e-9)
+        measured = entry(results, "drafter fixed", task)
+        assert verified[0] == pytest.approx(measured["drafts"]["verified"] / measured["rounds"])
         assert all(a >= b for a, b in itertools.pairwise(verified))
 
 
@@ -79,3 +81,39 @@ def test_without_the_whole_block_there_is_no_model(evaluate_tiny, tmp_path):
     results = evaluate_tiny(tmp_path, schedules=["fixed:2"], prompts=["Hello."], tasks=[], cost_model=True)
     assert results["cost_model"] is None
     assert results["calibration"] == []
+
+
+def test_what_was_run_is_replayed_as_it_was(finished, model):
+    """The last rounds of an answer too, which have room for fewer drafts."""
+    _, results = finished
+    measured = entry(results, "drafter fixed")
+    predicted = prediction(model, "fixed:4")
+    assert predicted["verified_per_round"] == pytest.approx(measured["drafts"]["verified"] / measured["rounds"])
+    assert predicted["verified_per_round"] < 4
+
+
+def test_a_long_prompt_among_short_ones_leaves_costs_above_zero(evaluate_tiny, tmp_path, monkeypatch):
+    """Rows are padded to the longest prompt; what its prefill took is measured, not reckoned."""
+    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    monkeypatch.setattr(benchmark, "write_plots", lambda *_: {})
+    prompts = ["x" * 300, *map(str, range(7))]
+    settings = {"schedules": ["fixed"], "rows": [8], "max_new_tokens": 4, "tasks": [], "prompts": prompts}
+    model = evaluate_tiny(tmp_path, cost_model=True, **settings)["cost_model"]
+    (costs,) = model["costs"]
+    assert min(costs["steps"].values()) > 0
+    assert min(costs["drafts"].values()) > 0
+    assert all(each["speedup"] > 0 for each in model["predictions"])
+
+
+def test_answers_without_a_round(evaluate_tiny, pair, tiny_tokenizer, tmp_path, monkeypatch):
+    """Each ends with the prefill's token: there is nothing to predict from, and nothing to draw but times."""
+    target, _ = pair
+    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    ids = torch.tensor([benchmark.encode(tiny_tokenizer, [{"role": "user", "content": "hi"}])])
+    first = target.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)[0, -1].item()
+    monkeypatch.setattr(target.generation_config, "eos_token_id", first)
+    results = evaluate_tiny(tmp_path, schedules=["fixed"], tasks=[], prompts=["hi"], cost_model=True)
+    assert results["complete"]
+    assert results["cost_model"] is None
+    assert entry(results, "drafter fixed")["accepted_length"]["value"] is None
+    assert (tmp_path / "plots" / "accepted_length.png").is_file()

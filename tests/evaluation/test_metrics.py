@@ -114,6 +114,16 @@ def test_evaluate_metric_refuses_lists_that_do_not_fit(metric):
         )
 
 
+@pytest.mark.parametrize("counts", [(2, 3, 1, 2), (2, 1, 2, 3), (2, 2, 2, 4), (2, 2, 1, 0), (2, -1, -2, -3)])
+def test_evaluate_metric_refuses_impossible_counts(metric, counts):
+    names = ("proposed", "verified", "accepted", "committed")
+    rounds = {name: [[2, 2], [1, count]] for name, count in zip(names, counts)}
+    rounds["committed"][0] = [3, 3]
+    rounds["committed"][1][0] = 2
+    with pytest.raises(ValueError, match=f"Row 1, round 1 can't be: 2 proposed, {counts[1]} verified"):
+        metric.compute(**rounds, target_forwards=[3, 3])
+
+
 @pytest.mark.parametrize("run", ["speculative", "speculative_threshold_0.5", "speculative_threshold_0.9"])
 def test_golden_counters(golden, run):
     """Recorded runs of the reference: their counts of each round are ours, and so are the metrics of them."""

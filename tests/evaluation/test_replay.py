@@ -71,21 +71,33 @@ def test_last_round_cut_by_the_end_of_text():
     assert run([rounds], fixed(0), 5) == [(0, [0], [0], [1])] * 2
 
 
+def test_last_rounds_have_room_for_fewer_drafts():
+    # 8 tokens in all: behind the first 6 there is room for two, a draft and the target's own.
+    rounds = [recorded(5), RecordedRound(1, 0, 1, room=2), RecordedRound(1, 0, 0, room=1)]
+    assert run([rounds], fixed(5), 5) == [(5, [5], [5], [6]), (1, [1], [0], [1]), (0, [0], [0], [1])]
+    # Under another schedule the same room is left at the same place.
+    assert run([rounds], fixed(2), 5)[:2] == [(2, [2], [2], [3])] * 2
+    assert run([rounds], fixed(2), 5)[2:] == [(1, [1], [0], [1]), (0, [0], [0], [1])]
+    # Beside a row with room to spare a row drafts on, and verifies what it has room for.
+    rows = [[RecordedRound(1, 0, 1, room=2), RecordedRound(1, 0, 0, room=1)], [recorded(1)]]
+    assert run(rows, fixed(5), 5) == [(5, [1, 5], [0, 1], [1, 2]), (0, [0], [0], [1])]
+
+
 PROFILE = ThroughputProfile({1: {1: 10.0, 2: 11.0, 3: 14.0, 4: 20.0}}, {1: {1: 1.0, 2: 2.0, 3: 4.0}})
 
 
 def test_seconds_of_a_generation():
-    costs = Costs(PROFILE, num_drafts=3, prefill=0.5)
+    costs = Costs(PROFILE, num_drafts=3)
     rounds = [ReplayedRound(3, [3], [1], [2]), ReplayedRound(1, [0], [0], [1]), ReplayedRound(0, [0], [0], [1])]
-    # Prefill 8 tokens; draft 3 and check 4; draft 1 and check the anchor alone; a plain step.
-    assert costs.seconds(rounds, 8) == pytest.approx(4 + (4 + 20) + (1 + 10) + 10)
+    # Draft 3 and check 4; draft 1 and check the anchor alone; a plain step.
+    assert costs.seconds(rounds) == pytest.approx((4 + 20) + (1 + 10) + 10)
 
 
 def test_levels_are_those_of_the_run():
-    costs = Costs(PROFILE, num_drafts=3, prefill=0.5)
+    costs = Costs(PROFILE, num_drafts=3)
     rounds = [ReplayedRound(3, [3], [1], [2])] * 5
     level = costs.levelled(rounds, draft_seconds=10.0, other_seconds=150.0)
-    assert level.seconds(rounds, 0) == pytest.approx(160.0)
+    assert level.seconds(rounds) == pytest.approx(160.0)
     # Half as dear to draft as in the profile, one and a half times as dear to check: at every length.
     assert level.parts(ReplayedRound(1, [1], [1], [2])) == pytest.approx((0.5, 16.5))
     assert level.as_dict(1)["steps"] == pytest.approx({"1": 15.0, "2": 16.5, "3": 21.0, "4": 30.0})
@@ -99,7 +111,7 @@ def test_whole_block_rounds_leave_out_what_was_cut():
         RecordedRound(2, 1, 3, (0.5,) * 3),  # nor for more than three
         RecordedRound(1, 0, 0),
     ]
-    confidences, accepted = whole_block_rounds([UnitRun("a", [Turn([rounds], 8)], 8, 1.0, 0.1, 1.0)], 5)
+    confidences, accepted = whole_block_rounds([UnitRun("a", [Turn([rounds], 8, 0.1)], 8, 1.0, 0.1, 1.0)], 5)
     assert confidences.shape == (1, 5)
     assert accepted.tolist() == [[True, False, False, False, False]]
     assert torch.allclose(survival(confidences, None), torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.03125]]))

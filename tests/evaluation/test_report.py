@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from hf_dspark.evaluation import plots
 from hf_dspark.evaluation.comparison import compare_results, pair_contenders
 from hf_dspark.evaluation.figures import write_plots
 from hf_dspark.evaluation.log import LOG_FILE, read_log
@@ -86,7 +87,8 @@ def test_results_are_whole_or_refused(tmp_path):
     for text, message in (
         ("{", "is no JSON file"),
         ("{}", "was not written by"),
-        (json.dumps(fields | {"schema_version": 99}), "schema version 99"),
+        (json.dumps({"schema_version": 99}), "schema version 99"),
+        ("[" * 100_000, "is no JSON file"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -211,3 +213,55 @@ def test_nothing_in_common(finished, evaluate_tiny, tmp_path):
     evaluate_tiny(tmp_path, schedules=["fixed"], prompts=["Hello."], tasks=[])
     with pytest.raises(ValueError, match="no contender, or no prompt, in common"):
         compare_results(folder, tmp_path)
+
+
+def test_the_same_id_is_not_the_same_prompt(finished, evaluate_tiny, tmp_path):
+    folder, _ = finished
+    (tmp_path / "maths.jsonl").write_text(
+        "".join(json.dumps({"id": i, "turns": [f"What is {i} + {i or 7}?"]}) + "\n" for i in range(3))
+    )
+    evaluate_tiny(tmp_path / "run", schedules=["fixed"], tasks=[tmp_path / "maths.jsonl"])
+    comparison = compare_results(folder, tmp_path / "run")
+    assert rows_of(comparison, "drafter fixed", "maths")["prompts"] == 2
+    assert comparison["alone"] == {
+        "first": {
+            "complete": True,
+            "contenders": ["drafter confidence:0.5", "drafter fixed:2", "prompt_lookup"],
+            "prompts": {"chat": 3, "maths": 1},
+        },
+        "second": {"complete": True, "contenders": [], "prompts": {"maths": 1}},
+    }
+
+
+def test_names_are_no_mathematics(finished, tmp_path):
+    """Dollar signs in names, and names that matplotlib would leave out of a legend."""
+    folder, results = finished
+    results = copy.deepcopy(results)
+    name, task = "_best$^{ fixed", "cost_$5_and_$x^{"
+    results["contenders"] = {"plain": results["contenders"]["plain"], name: results["contenders"]["drafter fixed"]}
+    results["contenders"]["other fixed"] = results["contenders"][name] | {"drafter": "other"}
+    results["calibration"] = []
+    kept = [e for e in results["results"] if e["contender"] in ("plain", "drafter fixed") and e["task"] != "maths"]
+    renamed = {"chat": task}
+    results["results"] = [
+        e | {"contender": who, "task": renamed.get(e["task"], e["task"])}
+        for e in kept
+        for who in (["plain"] if e["contender"] == "plain" else [name, "other fixed"])
+    ]
+    results["tasks"][0]["name"] = task
+    figure = plots.accepted_length_by_task(results)
+    assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [
+        name,
+        "other fixed",
+    ]
+    plots.save(figure, tmp_path / "length.png")
+    assert len(write_plots(tmp_path, results, read_log(folder))) >= 4
+
+
+def test_points_are_told_apart_when_colors_come_twice(finished):
+    _, results = finished
+    (measured, *_) = [e for e in results["cost_model"]["predictions"] if e["measured_speedup"]]
+    run = [measured | {"schedule": f"fixed:{n}"} for n in range(1, 10)]
+    axes = plots.predicted_against_measured({"predictions": run}).axes[0]
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() not in ("None", "|")}
+    assert len(looks) == 9

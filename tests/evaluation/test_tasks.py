@@ -19,6 +19,8 @@ BAD_LINES = {
     b'{"turns": [3]}\n': r"`turns` must hold texts that are not empty",
     b'"turns"\n': r"Expected `prompt`, `messages` or `turns`, got str",
     b'{"messages": [{"role": "system", "content": "Be brief."}]}\n': r"`messages` holds messages of the role system",
+    b'{"turns": ["half \\ud800"]}\n': r"half a character",
+    b"[" * 100_000 + b"\n": r"nested too deeply",
     '{"turns": ["Grüße"]}\n'.encode("latin-1"): r"Not UTF-8: byte 0xfc at 14",
 }
 
@@ -64,6 +66,11 @@ def test_sample_is_seeded(task_file):
 def test_ids_that_come_twice_are_told_apart(task_file):
     (task,) = load_tasks([task_file("maths.jsonl", GOOD % (1, 1), GOOD % (1, 2))])
     assert [prompt.id for prompt in task.prompts] == ["1", "line 2"]
+    # A name that a later line would be given, and one that an earlier line was given.
+    named, bare = b'{"id": "line 2", "turns": ["a"]}\n', b'{"turns": ["b"]}\n'
+    for lines in ((named, bare, bare), (bare, bare, named)):
+        (task,) = load_tasks([task_file("ids.jsonl", *lines)])
+        assert len({prompt.id for prompt in task.prompts}) == 3
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=BAD_LINES.values())
@@ -101,6 +108,13 @@ def test_what_is_not_there(tmp_path, task_file):
     file = task_file("maths.jsonl", *good(1))
     with pytest.raises(ValueError, match="Two tasks are called maths"):
         load_tasks([file, file])
+    for name in ("all", "macro"):
+        with pytest.raises(ValueError, match=f"No task can be called {name}"):
+            load_tasks([task_file(f"{name}.jsonl", *good(1))])
+    with pytest.raises(ValueError, match="Two tasks are called prompts"):
+        evaluate_drafter("none", "none", [task_file("prompts.jsonl", *good(1))], tmp_path / "run", prompts=["Hello."])
+    with pytest.raises(ValueError, match="prompt 1 holds half a character"):
+        text_task(["\udcff"])
     with pytest.raises(ValueError, match="prompt 2 is empty"):
         text_task(["Hello.", " "])
 

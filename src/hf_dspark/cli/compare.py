@@ -16,7 +16,7 @@ NAMES = {"accepted_length": "accepted length", "tokens_per_forward": "tokens a f
 def compare(
     first: Annotated[str, Argument(metavar="A", help="A folder that `hf-dspark evaluate` wrote.")],
     second: Annotated[str, Argument(metavar="B", help="Another one.")],
-    seed: Annotated[int, Option(help="Of the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of the intervals.")] = 0,
 ) -> None:
     """
     Tell how B differs from A on the prompts that both have, and whether that is noise.
@@ -31,6 +31,8 @@ def compare(
     console = Console()
     if comparison["facts"]:
         console.print(_facts(comparison["facts"], first, second))
+    for line in _alone(comparison["alone"]):
+        console.print(Text(line))
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in comparison["rows"]:
         runs.setdefault((_pair(row), row["rows"]), []).append(row)
@@ -50,6 +52,18 @@ def _facts(facts: list[dict[str, Any]], first: str, second: str) -> Table:
     for fact in facts:
         table.add_row(Text(fact["name"]), Text(str(fact["first"])), Text(str(fact["second"])))
     return table
+
+
+def _alone(alone: dict[str, dict[str, Any]]) -> list[str]:
+    """What of each is not compared."""
+    lines = []
+    for name, side in zip("AB", alone.values()):
+        if not side["complete"]:
+            lines.append(f"{name} was interrupted, and is compared on its prompts so far.")
+        left = [*side["contenders"], *(f"{count} prompts of {task}" for task, count in side["prompts"].items())]
+        if left:
+            lines.append(f"Only in {name}, and left out: {', '.join(left)}.")
+    return lines
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

@@ -64,7 +64,7 @@ def evaluate(
     drafter_dtype: Annotated[
         Literal["float32", "bfloat16"] | None, Option(help="That of the drafters.", show_default="the target's")
     ] = None,
-    seed: Annotated[int, Option(help="Of samples, sampled tokens and intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of samples, sampled tokens and intervals.")] = 0,
     skip_bad: Annotated[
         bool, Option("--skip-bad", help="Leave out and count what is unusable in task files, rather than stop.")
     ] = False,

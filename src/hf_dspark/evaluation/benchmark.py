@@ -1,6 +1,8 @@
 """The run itself: every contender on every prompt, interleaved, resumable, one seed."""
 
+import hashlib
 import itertools
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,19 +18,21 @@ from ..machine import versions
 from ..models.drafter import Drafter
 from .contenders import PLAIN, Contender, make_contenders
 from .cost_model import build_cost_model, whole_block_contenders
-from .costs import Costs, measure_prefill
+from .costs import Costs
 from .decoding import decode, encode, plain_scores
 from .equality import compare_outputs, first_mismatch
 from .facts import describe_target, describe_task, hardware
 from .figures import write_plots
-from .log import PromptLog
+from .log import PromptLog, refuse_foreign
 from .plots import style
 from .report import write_report
 from .results import read_results, write_results
 from .summary import summarise
-from .tasks import Prompt, Task, load_tasks, text_task
+from .tasks import Prompt, Task, check_names, load_tasks, text_task
 
 
+# Values with which cutoffs of a target's `generation_config` cut nothing off.
+NO_CUTOFFS = {"min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 # An interrupted run leaves a `results.json` that is at most this old.
 REFRESH_SECONDS = 30
 Progress = Callable[[int, int], None]
@@ -44,11 +48,12 @@ class EvaluationConfig:
             `generate` would without arguments), `"fixed"` (the whole block), `"fixed:3"`, `"confidence:0.5"`, or
             `"throughput"`. Each drafter is run under each; where `"own"` comes out as `"fixed"`, once.
         baselines (`list[str]`, *optional*): `"prompt_lookup"`, `"fast_layers"`. Plain decoding is always run.
-        rows (`list[int]`, *optional*, defaults to `[1]`): Prompts decoded at once; each number is run.
+        rows (`list[int]`, *optional*, defaults to `[1]`): Prompts decoded at once; each number is run. A task's last
+            prompts that don't make up that number are left out there.
         samples (`int`, *optional*): Prompts per task, a seeded sample; all by default.
         max_new_tokens (`int`, *optional*, defaults to 256): New tokens per turn, at most.
         temperature (`float`, *optional*, defaults to 0.0): 0 is greedy; above it, tokens are sampled from the whole
-            distribution (no top-k, no top-p).
+            distribution (no top-k, no top-p, and no other cutoff of the target's `generation_config`).
         enable_thinking (`bool`, *optional*): Handed to chat templates that know it.
         seed (`int`, *optional*, defaults to 0): Of samples of prompts, sampled tokens and confidence intervals.
         skip_bad (`bool`, *optional*, defaults to `False`): Whether unusable lines, and prompts longer than the
@@ -69,8 +74,21 @@ class EvaluationConfig:
     cost_model: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("schedules", "baselines"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, [getattr(self, name)])
+        if not self.schedules:
+            raise ValueError('`schedules` is empty: name one, such as "fixed".')
+        numbers = {"rows": self.rows, "max_new_tokens": [self.max_new_tokens], "seed": [self.seed]}
+        for name, values in numbers.items():
+            if not isinstance(values, list | tuple) or not all(type(value) is int for value in values):
+                what = "a list of whole numbers" if name == "rows" else "a whole number"
+                raise ValueError(f"`{name}` must be {what}, got {getattr(self, name)!r}.")
+        if not math.isfinite(self.temperature):
+            raise ValueError(f"`temperature` must be finite, got {self.temperature}.")
         for name, value, least in (
             ("rows", min(self.rows, default=0), 1),
+            ("seed", self.seed, 0),
             ("samples", 1 if self.samples is None else self.samples, 1),
             ("max_new_tokens", self.max_new_tokens, 2),
             ("temperature", self.temperature, 0),
@@ -78,13 +96,21 @@ class EvaluationConfig:
             if value < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
 
-    def generation_settings(self) -> dict[str, Any]:
-        """Arguments of `generate` that all contenders share."""
+    def generation_settings(self, target: PreTrainedModel) -> dict[str, Any]:
+        """
+        Arguments of `generate` that all contenders share.
+
+        Raises:
+            ValueError: If the target's `generation_config` cuts off tokens in a way that no argument undoes.
+        """
+        if not self.temperature:
+            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        theirs = target.generation_config
+        if getattr(theirs, "top_h", None) is not None:
+            raise ValueError("The target's `generation_config` sets `top_h`, which cuts off tokens. Set it to `None`.")
+        cutoffs = {name: none for name, none in NO_CUTOFFS.items() if getattr(theirs, name, None) not in (None, none)}
         sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            **(sampling if self.temperature else {"do_sample": False}),
-        }
+        return {"max_new_tokens": self.max_new_tokens, **sampling, **cutoffs}
 
 
 def evaluate_drafter(
@@ -141,16 +167,22 @@ def evaluate_drafter(
     ```
     """
     config = config or EvaluationConfig()
+    tasks, prompts, drafters = (
+        [each] if isinstance(each, str | Path | Drafter) else list(each) for each in (tasks, prompts, drafter)
+    )
+    refuse_foreign(output_dir)
+    if not drafters:
+        raise ValueError("There is nothing to evaluate: name a drafter.")
     with style():  # matplotlib is needed at the end; if it is missing, better now
         pass
     loaded = load_tasks(tasks, config.samples, config.seed, config.skip_bad) if tasks else []
     loaded += [text_task(prompts)] if prompts else []
     if not loaded:
         raise ValueError("There is nothing to evaluate on: name tasks or prompts.")
+    check_names(loaded)
     target, tokenizer = _load_target(target, tokenizer, dtype)
     _check_thinking(tokenizer, config)
     fit_to_context(loaded, target, tokenizer, config)
-    drafters = [drafter] if isinstance(drafter, str | Path | Drafter) else list(drafter)
     assistant_tokenizer = AutoTokenizer.from_pretrained(assistant) if isinstance(assistant, str) else None
     contenders = make_contenders(
         target,
@@ -162,9 +194,13 @@ def evaluate_drafter(
         tokenizer,
         drafter_dtype,
     )
+    check_rows(loaded, contenders, config.rows)
     run = _Run(target, tokenizer, contenders, loaded, config, Path(output_dir))
-    run.go(progress)
-    return run.finish()
+    try:
+        run.go(progress)
+        return run.finish()
+    finally:
+        run.log.close()
 
 
 def fit_to_context(
@@ -176,7 +212,7 @@ def fit_to_context(
     Raises:
         ValueError: Naming the first prompt's file and line, unless `config.skip_bad`.
     """
-    limit = getattr(target.config.get_text_config(), "max_position_embeddings", None)
+    limit = _context(target)
     if limit is None:
         return
     for task in tasks:
@@ -200,6 +236,29 @@ def fit_to_context(
         raise ValueError("All prompts are longer than the target's context. Lower `max_new_tokens`.")
 
 
+def _context(target: PreTrainedModel) -> int | None:
+    """Tokens that the target's context holds."""
+    return getattr(target.config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_rows(tasks: list[Task], contenders: list[Contender], rows: Sequence[int]) -> None:
+    """
+    Refuses numbers of rows that some task or contender could not be run with.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    for task in tasks:
+        if task.prompts and len(task.prompts) < max(rows):
+            raise ValueError(
+                f"The task {task.name} has {len(task.prompts)} prompts, too few for {max(rows)} `rows`. Name fewer "
+                f"rows, or add prompts."
+            )
+    alone = [contender.name for contender in contenders if contender.one_row_only]
+    if alone and 1 not in rows:
+        raise ValueError(f"{', '.join(alone)} can decode one row only. Add 1 to `rows`, or leave out what you named.")
+
+
 @dataclass(frozen=True)
 class _Unit:
     """Prompts of one task that are decoded at once."""
@@ -211,6 +270,11 @@ class _Unit:
     @property
     def key(self) -> list[Any]:
         return [self.rows, self.prompts[0].task, [prompt.id for prompt in self.prompts]]
+
+    @property
+    def digests(self) -> list[str]:
+        """Of what the user says, so that runs are compared on the same prompts only."""
+        return [hashlib.sha256(repr(prompt.turns).encode()).hexdigest()[:16] for prompt in self.prompts]
 
 
 class _Run:
@@ -233,6 +297,7 @@ class _Run:
             "tasks": [describe_task(task) for task in tasks],
             "contenders": {contender.name: contender.description for contender in contenders},
         }
+        self.generation_settings = config.generation_settings(target)
         self.units = list(_units(tasks, config.rows))
         prompts = zlib.crc32(repr([(unit.key, unit.prompts) for unit in self.units]).encode())
         self.log = PromptLog(folder, {**self.facts, "prompts": prompts})
@@ -248,7 +313,7 @@ class _Run:
         refreshed = time.monotonic()
         try:
             for unit in left:
-                self.log.append({"unit": unit.key, "turns": self._decode(unit)})
+                self.log.append({"unit": unit.key, "digests": unit.digests, "turns": self._decode(unit)})
                 if progress is not None:
                     progress(len(self.log.records), len(self.units))
                 if time.monotonic() - refreshed > REFRESH_SECONDS:
@@ -279,14 +344,13 @@ class _Run:
         whole = whole_block_contenders(self.contenders)
         if not whole:
             return None
-        prefill = measure_prefill(self.target, self._mean_context())
         rows, costs = sorted({1, *self.config.rows}), {}
         for contender in whole:
             # Not stored: `generate` would change its defaults after an evaluation.
             profile = profile_throughput(
                 self.target, contender.drafter, rows, self._mean_context(), progress=False, store=False
             )
-            costs[contender.name] = Costs(profile, contender.drafter.num_drafts, prefill)
+            costs[contender.name] = Costs(profile, contender.drafter.num_drafts)
         results = summarise(self.log.records, self.facts["contenders"], self.config.seed)["results"]
         return build_cost_model(self.log.records, self.contenders, results, self.target, costs)
 
@@ -298,7 +362,11 @@ class _Run:
         return int(sum(prompts) / len(prompts) + sum(answers) / len(answers) / 2)
 
     def _decode(self, unit: _Unit) -> list[dict[str, Any]]:
-        """All turns of a unit. Each turn after the first follows plain decoding's answers, for every contender."""
+        """
+        All turns of a unit. Each turn after the first follows plain decoding's answers, for every contender. A
+        conversation ends early where its answers, read again, take more tokens than were reckoned with and leave no
+        room for another.
+        """
         rows = list(range(len(unit.prompts)))
         messages: list[list[dict[str, str]]] = [[] for _ in rows]
         records = []
@@ -308,7 +376,11 @@ class _Run:
                 return records
             for i in rows:
                 messages[i].append({"role": "user", "content": unit.prompts[i].turns[turn]})
-            ids = [encode(self.tokenizer, messages[i], self.config.enable_thinking) for i in rows]
+            encoded = {i: encode(self.tokenizer, messages[i], self.config.enable_thinking) for i in rows}
+            rows = [i for i in rows if self._fits(encoded[i])]
+            if not rows:
+                return records
+            ids = [encoded[i] for i in rows]
             decoded = self._decode_turn(unit, turn, ids)
             for i, new in zip(rows, decoded[PLAIN].new_ids):
                 reply = self.tokenizer.decode(new, skip_special_tokens=True)
@@ -324,6 +396,10 @@ class _Run:
                 self._compare(records[-1]["contenders"], decoded, ids)
         return records
 
+    def _fits(self, ids: list[int]) -> bool:
+        limit = _context(self.target)
+        return limit is None or len(ids) + self.config.max_new_tokens <= limit
+
     def _decode_turn(self, unit: _Unit, turn: int, ids: list[list[int]]) -> dict[str, Any]:
         able = [each for each in self.contenders if not (each.one_row_only and unit.rows > 1)]
         # Whoever comes first differs from unit to unit, so that a drifting machine touches all alike.
@@ -332,7 +408,7 @@ class _Run:
         for contender in able[first:] + able[:first]:
             torch.manual_seed(zlib.crc32(repr((self.config.seed, unit.key, turn, contender.name)).encode()))
             decoded[contender.name] = decode(
-                self.target, contender, ids, self.pad_token_id, **self.config.generation_settings()
+                self.target, contender, ids, self.pad_token_id, **self.generation_settings
             )
         return decoded
 
@@ -353,14 +429,14 @@ class _Run:
             return {}
         firsts = ((i, first_mismatch(plain[i], rows[i])) for rows in others.values() for i in range(len(plain)))
         wanted = {(i, k) for i, k in firsts if k is not None and k < len(plain[i])}
-        return plain_scores(self.target, ids, self.pad_token_id, wanted, **self.config.generation_settings())
+        return plain_scores(self.target, ids, self.pad_token_id, wanted, **self.generation_settings)
 
 
 def _units(tasks: list[Task], rows: Sequence[int]) -> Iterator[_Unit]:
-    """Units of all tasks and numbers of rows, interleaved."""
+    """Units of all tasks and numbers of rows, interleaved; each has as many prompts as it is said to have rows."""
     index = itertools.count()
     groups = {
-        (size, task.name): [task.prompts[i : i + size] for i in range(0, len(task.prompts), size)]
+        (size, task.name): [task.prompts[i : i + size] for i in range(0, len(task.prompts) - size + 1, size)]
         for size in sorted(set(rows))
         for task in tasks
     }

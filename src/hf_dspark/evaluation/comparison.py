@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from .bootstrap import FEWEST_PROMPTS, estimate, resamples
+from .contenders import PLAIN
 from .log import read_log
 from .results import read_results
 from .summary import ALL, ESTIMATES, Sample, collect, metric
@@ -25,7 +26,8 @@ def compare_results(first: str | os.PathLike, second: str | os.PathLike, seed: i
 
     Returns:
         `dict`: `facts`, a list of `{"name", "first", "second"}` of what differs in target, settings, versions and
-        hardware; and `rows`, a list of
+        hardware; `alone`, for `first` and `second` whether the run is `complete`, its `contenders` without a
+        counterpart, and the number of `prompts` that the other has not, by task; and `rows`, a list of
 
         - `first`, `second` (`str`): the contenders, paired by name, or by schedule where names differ;
         - `rows` (`int`), `task` (`str`), `prompts` (`int`): on what;
@@ -64,7 +66,16 @@ def compare_results(first: str | os.PathLike, second: str | os.PathLike, seed: i
                 )
     if not rows:
         raise ValueError(f"{first} and {second} have no contender, or no prompt, in common.")
-    return {"facts": differing_facts(*results), "rows": rows}
+    pairs = pair_contenders(results[0]["contenders"], results[1]["contenders"])
+    alone = {
+        side: {
+            "complete": results[i]["complete"],
+            "contenders": sorted(set(results[i]["contenders"]) - {PLAIN} - {pair[i] for pair in pairs}),
+            "prompts": _alone(samples[i], samples[1 - i]),
+        }
+        for i, side in enumerate(("first", "second"))
+    }
+    return {"facts": differing_facts(*results), "alone": alone, "rows": rows}
 
 
 def pair_contenders(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -97,6 +108,19 @@ def _shared(first: list[Sample], second: list[Sample]) -> tuple[list[Sample], li
     others = {sample.key: sample for sample in second}
     shared = [sample for sample in first if sample.key in others]
     return shared, [others[sample.key] for sample in shared]
+
+
+def _alone(
+    mine: dict[tuple[str, int, str], list[Sample]], theirs: dict[tuple[str, int, str], list[Sample]]
+) -> dict[str, int]:
+    """By task, the prompts that only one run has (another text under the same id is another prompt)."""
+    found: dict[str, int] = {}
+    for (name, rows, task), samples in mine.items():
+        keys = {sample.key for sample in theirs.get((name, rows, task), ())}
+        count = sum(sample.prompts for sample in samples if sample.key not in keys)
+        if name == PLAIN and count:
+            found[task] = max(count, found.get(task, 0))
+    return found
 
 
 def _has(name: str, *sides: list[Sample]) -> bool:

@@ -29,7 +29,7 @@ def confidence_entries(records: list[dict[str, Any]], contenders: dict[str, dict
         if not is_whole_block(description):
             continue
         rows = min((record["unit"][0] for record in records), default=1)
-        units = recorded_units(records, name, rows)
+        units = recorded_units(records, name, rows, description["num_drafts"])
         confidences, accepted = whole_block_rounds(units, description["num_drafts"])
         if len(confidences):
             entries.append(
@@ -98,7 +98,8 @@ def _sweep(units: list[UnitRun], description: dict[str, Any]) -> dict[str, list[
     sweep: dict[str, list[dict[str, float]]] = {}
     for task in dict.fromkeys(unit.task for unit in units):
         rows = [row for unit in units if unit.task == task for turn in unit.turns for row in turn.rows]
-        sweep[task] = [_threshold(rows, threshold, description) for threshold in THRESHOLDS]
+        if any(rows):
+            sweep[task] = [_threshold(rows, threshold, description) for threshold in THRESHOLDS]
     return sweep
 
 

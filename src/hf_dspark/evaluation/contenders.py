@@ -13,7 +13,9 @@ from ..auto import AutoDrafter
 from ..generation.profile import stored_profile
 from ..generation.scheduling import make_schedule
 from ..generation.settings import SCHEDULES, DraftSettings, resolve_settings
+from ..machine import now
 from ..models.drafter import Drafter
+from ..models.fingerprint import weights_fingerprint
 
 
 PLAIN = "plain"
@@ -205,6 +207,7 @@ def _size(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weights": weights_fingerprint(model),
     }
 
 
@@ -218,16 +221,37 @@ def _label(source: str | Path | None, taken: set[str]) -> str:
     return label
 
 
+@dataclass
+class Forwards:
+    """
+    What [`counted_forwards`] counts.
+
+    Args:
+        count (`int`): Forwards.
+        prefill_seconds (`float`): What the first one took.
+    """
+
+    count: int = 0
+    prefill_seconds: float = 0.0
+
+
 @contextmanager
-def counted_forwards(target: PreTrainedModel) -> Iterator[list[int]]:
-    """Counts the target's forwards, for ways to decode that don't."""
-    count = [0]
+def counted_forwards(target: PreTrainedModel) -> Iterator[Forwards]:
+    """Counts the target's forwards, for ways to decode that don't, and times the first."""
+    found = Forwards()
 
-    def add(*args: Any) -> None:
-        count[0] += 1
+    def before(*args: Any) -> None:
+        found.count += 1
+        if found.count == 1:
+            found.prefill_seconds = -now(target.device)
 
-    handle = target.register_forward_pre_hook(add)
+    def after(*args: Any) -> None:
+        if found.count == 1:
+            found.prefill_seconds += now(target.device)
+
+    handles = target.register_forward_pre_hook(before), target.register_forward_hook(after)
     try:
-        yield count
+        yield found
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

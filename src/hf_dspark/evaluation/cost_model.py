@@ -34,7 +34,7 @@ def build_cost_model(
     results: list[dict[str, Any]],
     target: PreTrainedModel,
     costs: dict[str, Costs],
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """
     The field `cost_model` of `results.json`.
 
@@ -50,7 +50,9 @@ def build_cost_model(
     for contender in whole_block_contenders(contenders):
         rivals = {_as_run(each): each.name for each in contenders if each.drafter is contender.drafter}
         for rows in sorted(rows for name, rows in measured if name == contender.name):
-            units = recorded_units(records, contender.name, rows)
+            units = recorded_units(records, contender.name, rows, contender.drafter.num_drafts)
+            if not any(row for unit in units for turn in unit.turns for row in turn.rows):
+                continue  # every answer ended with the prefill's token: there is nothing to go by
             level = _levelled(costs[contender.name], units, contender, target)
             head = {"drafter": contender.description["drafter"], "rows": rows}
             found = [
@@ -64,10 +66,10 @@ def build_cost_model(
             best = max(found, key=lambda prediction: prediction["speedup"])
             is_plain = best["speedup"] < 1 + MARGIN
             advice = {"schedule": best["schedule"], "speedup": best["speedup"], "plain": is_plain}
-            model["costs"].append({**head, **level.as_dict(rows)})
+            model["costs"].append({**head, **level.as_dict(rows), "prefill_per_token": _prefill_per_token(units)})
             model["predictions"] += found
             model["recommended"].append({**head, **advice})
-    return model
+    return model if model["predictions"] else None
 
 
 def _as_run(contender: Contender) -> DraftSettings:
@@ -120,7 +122,7 @@ def _levelled(costs: Costs, units: list[UnitRun], contender: Contender, target: 
         for turn in replay_unit(unit, contender.drafter, target, contender.settings, costs.profile)
         for round_ in turn
     ]
-    prefill = sum(costs.prefill * turn.prompt_tokens for unit in units for turn in unit.turns)
+    prefill = sum(turn.prefill_seconds for unit in units for turn in unit.turns)
     drafting = sum(unit.draft_seconds for unit in units)
     other = sum(unit.seconds for unit in units) - drafting - prefill
     return costs.levelled(rounds, drafting, other)
@@ -132,7 +134,7 @@ def _predict(
     speedups, seconds, committed, rounds, verified = [], 0.0, 0, 0, 0
     for unit in units:
         turns = replay_unit(unit, drafter, target, settings, costs.profile)
-        spent = sum(costs.seconds(each, turn.prompt_tokens) for each, turn in zip(turns, unit.turns))
+        spent = sum(costs.seconds(each) + turn.prefill_seconds for each, turn in zip(turns, unit.turns))
         speedups.append(unit.plain_seconds / spent)
         seconds += spent
         for each in (round_ for turn in turns for round_ in turn):
@@ -145,6 +147,11 @@ def _predict(
         "speedup": float(np.median(speedups)),
         "tokens_per_second": sum(unit.plain_tokens for unit in units) / seconds,
     }
+
+
+def _prefill_per_token(units: list[UnitRun]) -> float:
+    turns = [turn for unit in units for turn in unit.turns]
+    return sum(turn.prefill_seconds for turn in turns) / sum(turn.prompt_tokens for turn in turns)
 
 
 def _measured(speedup: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """One way to decode one batch of conversations, timed and counted."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from ..generation.cpu_linear import fast_linear_layers
 from ..generation.statistics import Speculation, row_record
+from ..machine import now
 from .contenders import Contender, counted_forwards
 
 
@@ -22,17 +22,23 @@ class Decoded:
         new_ids (`list[list[int]]`): New tokens of each row, up to and with its end of text.
         seconds (`float`): Wall-clock time of the `generate` call.
         target_forwards (`int`): The target's forwards.
+        prefill_seconds (`float`): What the first of them took, that over the prompts.
         speculation ([`Speculation`], *optional*): Statistics, where a drafter of ours drafted.
     """
 
     new_ids: list[list[int]]
     seconds: float
     target_forwards: int
+    prefill_seconds: float
     speculation: Speculation | None
 
     def record(self) -> dict[str, Any]:
         """What is logged of it; without the tokens."""
-        record: dict[str, Any] = {"seconds": self.seconds, "target_forwards": self.target_forwards}
+        record: dict[str, Any] = {
+            "seconds": self.seconds,
+            "prefill_seconds": self.prefill_seconds,
+            "target_forwards": self.target_forwards,
+        }
         if stats := self.speculation:
             record |= {
                 "draft_seconds": stats.draft_seconds,
@@ -74,7 +80,7 @@ def decode(
     """
     inputs = _padded(prompts, pad_token_id, target.device)
     with counted_forwards(target) as forwards, fast_linear_layers(target if contender.fast_layers else None):
-        start = _now(target.device)
+        start = now(target.device)
         output = target.generate(
             **inputs,
             pad_token_id=pad_token_id,
@@ -82,10 +88,10 @@ def decode(
             **settings,
             **contender.arguments,
         )
-        seconds = _now(target.device) - start
+        seconds = now(target.device) - start
     ends = end_tokens(target)
     new = [until_end(row, ends) for row in output.sequences[:, inputs["input_ids"].shape[1] :].tolist()]
-    return Decoded(new, seconds, forwards[0], getattr(output, "speculation", None))
+    return Decoded(new, seconds, forwards.count, forwards.prefill_seconds, getattr(output, "speculation", None))
 
 
 def plain_scores(
@@ -152,9 +158,3 @@ def until_end(ids: list[int], ends: set[int]) -> list[int]:
         if token in ends:
             return ids[: i + 1]
     return ids
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

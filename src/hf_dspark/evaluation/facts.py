@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..machine import processor
+from ..models.fingerprint import weights_fingerprint
 from .tasks import Task
 
 
@@ -17,6 +18,7 @@ def describe_target(target: PreTrainedModel) -> dict[str, Any]:
         "model_type": target.config.model_type,
         "dtype": str(target.dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in target.parameters()),
+        "weights": weights_fingerprint(target),
     }
 
 

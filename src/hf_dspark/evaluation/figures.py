@@ -73,8 +73,9 @@ def _figures(results: dict[str, Any], records: list[dict[str, Any]]) -> list[tup
 
 def _reliability(entry: dict[str, Any], results: dict[str, Any], records: list[dict[str, Any]]) -> Figure:
     description = results["contenders"][entry["contender"]]
-    units = recorded_units(records, entry["contender"], min(record["unit"][0] for record in records))
-    confidences, accepted = whole_block_rounds(units, description["num_drafts"])
+    rows, num_drafts = min(record["unit"][0] for record in records), description["num_drafts"]
+    units = recorded_units(records, entry["contender"], rows, num_drafts)
+    confidences, accepted = whole_block_rounds(units, num_drafts)
     temperatures = description["confidence_temperatures"]
     lines = {"uncalibrated" if temperatures else "as drafted": survival(confidences, None)}
     if temperatures:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Predictions in a bin of a reliability diagram without which it is left out.
 FEWEST_SHOWN = 5
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # for what comes after the last color
 STYLE = {
     "axes.prop_cycle": None,  # set in `style`, where matplotlib is imported
     "axes.spines.top": False,
@@ -163,11 +164,12 @@ def accepted_length_by_task(results: dict[str, Any]) -> Figure:
         for i, name in enumerate(names):
             estimates = [entries[name, task]["accepted_length"] for task in tasks]
             values = [estimate["value"] for estimate in estimates]
+            values = [float("nan") if value is None else value for value in values]
             places = [x + (i - (len(names) - 1) / 2) * width for x in range(len(tasks))]
             axes.bar(places, values, width * 0.92, label=_short(results, name), color=COLORS[i % len(COLORS)])
             axes.errorbar(places, values, _error_bars(estimates), fmt="none", ecolor="#333333", elinewidth=0.8)
         axes.axhline(1, color="#999999", linewidth=0.8, linestyle="--")
-        axes.set_xticks(range(len(tasks)), tasks)
+        axes.set_xticks(range(len(tasks)), [_verbatim(task) for task in tasks])
         axes.set(ylabel="accepted length")
         axes.grid(axis="x", visible=False)
         _legend_above(figure, axes)
@@ -199,7 +201,7 @@ def conditional_acceptance(results: dict[str, Any], tasks: Sequence[str] | None 
                     panel.plot(
                         x, y, marker="o", markersize=3, label=_short(results, name), color=COLORS[i % len(COLORS)]
                     )
-            panel.set(title=task, ylim=(0, 1))
+            panel.set(title=_verbatim(task), ylim=(0, 1))
         for panel in panels:
             panel.set_xticks(range(1, most + 1))
             panel.set_xlim(0.7, most + 0.3)
@@ -226,7 +228,7 @@ def acceptance_histogram(results: dict[str, Any]) -> Figure:
         most = max(len(entries[name, "all"]["accepted_histogram"]) for name in names)
         for i, name in enumerate(names):
             counts = entries[name, "all"]["accepted_histogram"]
-            shares = [count / sum(counts) for count in counts]
+            shares = [count / max(1, sum(counts)) for count in counts]
             places = [x + (i - (len(names) - 1) / 2) * width for x in range(1, len(counts) + 1)]
             axes.bar(places, shares, width * 0.92, label=_short(results, name), color=COLORS[i % len(COLORS)])
         axes.set(xlabel="committed tokens a round, the target's own included", ylabel="share of rounds")
@@ -261,7 +263,7 @@ def threshold_sweep(sweep: dict[str, list[dict[str, float]]]) -> Figure:
             rates.set(ylim=(0, 1))
             rates.grid(visible=False)
             rates.tick_params(axis="y", colors=COLORS[1])
-            panel.set(title=task)
+            panel.set(title=_verbatim(task))
             panel.set_xticks([0, 0.3, 0.6, 0.9])
             panel.grid(axis="x", visible=False)
             if number == 0:
@@ -295,7 +297,7 @@ def throughput_against_rows(results: dict[str, Any]) -> Figure:
             x = [e["rows"] for e in mine]
             above.plot(x, [e["tokens_per_second"] for e in mine], label=_short(results, name), **look)
             if mine[0]["drafts"]:
-                below.plot(x, [e["drafts"]["verified"] / e["rounds"] for e in mine], **look)
+                below.plot(x, [e["drafts"]["verified"] / max(1, e["rounds"]) for e in mine], **look)
         above.set(ylabel="tokens a second, all rows", ylim=(0, None))
         below.set(ylabel="verified drafts a round", xlabel="rows decoded at once", ylim=(0, None))
         below.set_xscale("log", base=2)
@@ -368,8 +370,9 @@ def predicted_against_measured(cost_model: dict[str, Any]) -> Figure:
             label = each["schedule"] if len(drafters) == 1 else f"{each['drafter']} {each['schedule']}"
             label += f", {each['rows']} rows" if each["rows"] > 1 else ""
             bars = _error_bars([estimate])
-            look = {"fmt": "o", "markersize": 4, "color": color, "elinewidth": 0.8}
-            axes.errorbar([estimate["value"]], [each["speedup"]], xerr=bars, label=label, **look)
+            marker = MARKERS[i // len(COLORS) % len(MARKERS)]
+            look = {"fmt": marker, "markersize": 4, "color": color, "elinewidth": 0.8}
+            axes.errorbar([estimate["value"]], [each["speedup"]], xerr=bars, label=_verbatim(label), **look)
         axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(low, high), ylim=(low, high))
         _legend_above(figure, axes)
         return figure
@@ -391,7 +394,13 @@ def _drafted(results: dict[str, Any]) -> list[str]:
 def _short(results: dict[str, Any], name: str) -> str:
     """A contender's name in legends: the schedule says it all where there is one drafter."""
     drafters = {results["contenders"][each]["drafter"] for each in _drafted(results)}
-    return results["contenders"][name]["schedule"] if len(drafters) == 1 and name in _drafted(results) else name
+    is_clear = len(drafters) == 1 and name in _drafted(results)
+    return _verbatim(results["contenders"][name]["schedule"] if is_clear else name)
+
+
+def _verbatim(text: str) -> str:
+    """Text that is no mathematics to matplotlib, and that a legend doesn't leave out."""
+    return " " * text.startswith("_") + text.replace("$", r"\$")
 
 
 def _tasks(results: dict[str, Any], mean: str | None = None) -> list[str]:

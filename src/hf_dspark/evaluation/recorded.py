@@ -25,10 +25,12 @@ class Turn:
     Args:
         rows (`list[list[RecordedRound]]`): Recorded rounds of each row.
         prompt_tokens (`int`): Tokens of all rows' prompts, padding included.
+        prefill_seconds (`float`): What the target's forward over them took.
     """
 
     rows: list[list[RecordedRound]]
     prompt_tokens: int
+    prefill_seconds: float
 
 
 @dataclass
@@ -51,8 +53,8 @@ class UnitRun:
     seconds: float
 
 
-def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: int) -> list[UnitRun]:
-    """What the log says of the contender `whole_block` with that many rows."""
+def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: int, num_drafts: int) -> list[UnitRun]:
+    """What the log says of the contender `whole_block`, of so many drafts a round, with that many rows."""
     units = []
     for record in records:
         if record["unit"][0] != rows or whole_block not in record["turns"][0]["contenders"]:
@@ -62,7 +64,7 @@ def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: in
         units.append(
             UnitRun(
                 record["unit"][1],
-                [_turn(turn, run) for turn, run in zip(record["turns"], runs)],
+                [_turn(turn, run, num_drafts) for turn, run in zip(record["turns"], runs)],
                 sum(row["new_tokens"] for turn in plain for row in turn["rows"]),
                 sum(turn["seconds"] for turn in plain),
                 sum(run["draft_seconds"] for run in runs),
@@ -72,14 +74,17 @@ def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: in
     return units
 
 
-def _turn(turn: dict[str, Any], run: dict[str, Any]) -> Turn:
+def _turn(turn: dict[str, Any], run: dict[str, Any], num_drafts: int) -> Turn:
     rows = []
     for row in run["rows"]:
         confidences = row.get("confidences") or [()] * len(row["rounds"])
         rows.append(
             [
-                RecordedRound(committed, accepted, verified, tuple(each))
+                # A row takes one token more than its drafts: where fewer were verified, there was no room for others.
+                RecordedRound(
+                    committed, accepted, verified, tuple(each), None if verified == num_drafts else verified + 1
+                )
                 for (_, verified, accepted, committed), each in zip(row["rounds"], confidences)
             ]
         )
-    return Turn(rows, len(rows) * max(turn["prompt_tokens"]))
+    return Turn(rows, len(rows) * max(turn["prompt_tokens"]), run["prefill_seconds"])

@@ -7,6 +7,7 @@ from there is taken to be right exactly that far, which is cautious: a draft mad
 whole block was right, nobody knows whether one more draft would have been; it is taken to be.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,12 +26,15 @@ class RecordedRound:
         accepted (`int`): Accepted drafts among them.
         verified (`int`): Verified drafts: fewer than the block at the end of a generation.
         confidences (`tuple[float, ...]`): Of the drafts, as the drafter gave them; none without a confidence head.
+        room (`int`, *optional*): Tokens that the row could still take, where that is less than a whole block and the
+            target's own token.
     """
 
     committed: int
     accepted: int
     verified: int
     confidences: tuple[float, ...] = ()
+    room: int | None = None
 
 
 @dataclass
@@ -56,6 +60,12 @@ class _Row:
         self.rounds, self.index, self.offset = rounds, 0, 0
         self.left = sum(round_.committed for round_ in rounds)
         self.block = max((round_.verified for round_ in rounds), default=0)
+        self.beyond = self._beyond()
+
+    @property
+    def room(self) -> float:
+        """Tokens that the row can still take: without end, where no recorded round came near the length limit."""
+        return self.left + self.beyond
 
     def run(self) -> int:
         """How many drafts from here are right."""
@@ -90,6 +100,15 @@ class _Row:
             self.index += 1
         return accepted, committed
 
+    def _beyond(self) -> float:
+        """How much longer than the text the row could have become."""
+        behind = self.left
+        for round_ in self.rounds:
+            if round_.room is not None:
+                return round_.room - behind
+            behind -= round_.committed
+        return math.inf
+
     def _is_all_right(self, round_: RecordedRound) -> bool:
         return round_.accepted == round_.verified == self.block and round_.committed > round_.accepted
 
@@ -106,11 +125,13 @@ def replay(rows: Sequence[Sequence[RecordedRound]], schedule: Schedule, max_draf
     states = [_Row(rounds) for rounds in rows]
     has_confidences = any(round_.confidences for rounds in rows for round_ in rounds)
     while live := [i for i, state in enumerate(states) if state.left]:
-        drafts = min(schedule.num_drafts(len(live)), max_drafts)
+        rooms = [states[i].room for i in live]
+        drafts = int(min(schedule.num_drafts(len(live)), max_drafts, max(rooms) - 1))
         lengths = [0] * len(live)
         if drafts:
             confidences = torch.tensor([states[i].confidences(drafts) for i in live]) if has_confidences else None
-            lengths = schedule.lengths(confidences, live).clamp(max=drafts).tolist()
+            wanted = schedule.lengths(confidences, live).clamp(max=drafts).tolist()
+            lengths = [int(min(length, room - 1)) for length, room in zip(wanted, rooms)]
         outcome = [states[i].advance(length) for i, length in zip(live, lengths)]
         accepted, committed = map(list, zip(*outcome))
         schedule.observe(live, lengths, accepted)

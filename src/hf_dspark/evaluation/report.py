@@ -8,11 +8,9 @@ from typing import Any
 from ..files import write_whole
 from .bootstrap import FEWEST_PROMPTS
 from .cost_model import MARGIN
+from .log import REPORT_FILE
 from .results import entry
 from .summary import ALL, MACRO
-
-
-REPORT_FILE = "report.md"
 
 
 def write_report(folder: str | os.PathLike, results: dict[str, Any], plots: dict[str, str]) -> Path:

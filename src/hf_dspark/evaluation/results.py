@@ -82,13 +82,13 @@ def read_results(path: str | os.PathLike) -> dict[str, Any]:
         raise FileNotFoundError(f"No {RESULTS_FILE} in {path}. Name the folder that `hf-dspark evaluate` wrote.")
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON file: {error}") from None
     version = results.get("schema_version") if isinstance(results, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ValueError(f"{file} has schema version {version}, this hf-dspark reads {SCHEMA_VERSION}. Update it.")
     if not isinstance(version, int) or set(FIELDS) - set(results):
         raise ValueError(f"{file} was not written by `hf-dspark evaluate`.")
-    if version > SCHEMA_VERSION:
-        raise ValueError(f"{file} has schema version {version}, this hf-dspark reads {SCHEMA_VERSION}. Update it.")
     return results
 
 

@@ -24,7 +24,7 @@ class Sample:
     draws.
 
     Args:
-        key (`str`): Of the unit.
+        key (`str`): Of the unit: its task, ids, and digests of what was said.
         new_tokens, target_forwards (`int`): Counts.
         seconds, plain_seconds (`float`): Wall-clock time, its own and plain decoding's.
         plain_tokens (`int`): New tokens of plain decoding.
@@ -69,7 +69,7 @@ def collect(records: Iterable[dict[str, Any]]) -> dict[tuple[str, int, str], lis
     for record in records:
         rows, task, ids = record["unit"]
         for name in record["turns"][0]["contenders"]:
-            sample = Sample(f"{task} {' '.join(ids)}", prompts=len(ids))
+            sample = Sample(repr((task, ids, record["digests"])), prompts=len(ids))
             for turn in record["turns"]:
                 _add(sample, turn["contenders"][name], turn["contenders"][PLAIN])
             samples.setdefault((name, rows, task), []).append(sample)

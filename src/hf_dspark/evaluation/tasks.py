@@ -5,14 +5,16 @@ Datasets, configurations, splits and columns of the nine are those of the datase
 tested on small files with the same columns.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..files import json_line
 from ..prompts import user_turns
+from .summary import ALL, MACRO
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,7 @@ def load_tasks(
     ```
     """
     loaded = [_load(task, skip_bad) for task in _expand(tasks)]
-    names = [task.name for task in loaded]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"Two tasks are called {', '.join(twice)}. Rename a file, or leave one out.")
+    check_names(loaded)
     for task in loaded:
         if samples is not None:
             random.Random(f"{seed} {task.name}").shuffle(task.prompts)
@@ -165,11 +165,28 @@ def load_tasks(
     return loaded
 
 
+def check_names(tasks: Iterable[Task]) -> None:
+    """
+    Refuses tasks that results could not tell apart.
+
+    Raises:
+        ValueError: Naming them.
+    """
+    names = [task.name for task in tasks]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"Two tasks are called {', '.join(twice)}. Rename a file, or leave one out.")
+    if taken := {ALL, MACRO} & set(names):
+        raise ValueError(f"No task can be called {taken.pop()}: in results it stands for several tasks. Rename it.")
+
+
 def text_task(texts: Iterable[str]) -> Task:
     """Prompts of one turn each, as the task `prompts`."""
     prompts = [Prompt("prompts", str(i), (text,), f"prompt {i}") for i, text in enumerate(texts, start=1)]
-    if empty := [prompt.where for prompt in prompts if not prompt.turns[0].strip()]:
-        raise ValueError(f"{empty[0]} is empty.")
+    for prompt in prompts:
+        if not prompt.turns[0].strip():
+            raise ValueError(f"{prompt.where} is empty.")
+        if not _is_unicode(prompt.turns[0]):
+            raise ValueError(f"{prompt.where} holds half a character (a lone surrogate).")
     return Task("prompts", "texts", prompts)
 
 
@@ -237,8 +254,7 @@ def _from_file(file: Path, skip_bad: bool) -> Task:
                 ) from None
             task.skipped.append({"where": where, "why": str(error)})
             continue
-        if prompt.id in ids:
-            prompt = Prompt(prompt.task, f"line {number}", prompt.turns, where)
+        prompt = replace(prompt, id=_unique(prompt.id, number, ids))
         ids.add(prompt.id)
         task.prompts.append(prompt)
     if not task.prompts and not task.skipped:
@@ -251,4 +267,17 @@ def _from_file(file: Path, skip_bad: bool) -> Task:
 def _parse(task: str, line: bytes, number: int, where: str) -> Prompt:
     row = json_line(line)
     turns = user_turns(row)
+    if not all(map(_is_unicode, turns)):
+        raise ValueError("Its texts hold half a character (a lone surrogate).")
     return Prompt(task, str(row.get("id", f"line {number}")), tuple(turns), where)
+
+
+def _unique(wanted: str, number: int, taken: set[str]) -> str:
+    """An id that no earlier line has: the wanted one, or else one made of the line's number."""
+    others = (f"line {number}" + "+" * n for n in itertools.count())
+    return next(each for each in itertools.chain([wanted], others) if each not in taken)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: JSON and command lines may hold halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

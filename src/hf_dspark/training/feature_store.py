@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..files import write_whole
-from .fingerprint import target_fingerprint
+from ..models.fingerprint import weights_fingerprint
 from .journal import digest
 
 
@@ -81,7 +81,7 @@ class FeatureStore:
             self._examples[_key(ids, mask)] = ids, mask
         self._record = {
             "target": str(target.config.name_or_path or target.config.model_type),
-            "weights": target_fingerprint(target),
+            "weights": weights_fingerprint(target.base_model),
             "target_layer_ids": list(target_layer_ids),
             "tokenizer": None if tokenizer is None else digest([tokenizer.chat_template, len(tokenizer)]),
             "examples": len(self._examples),

@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from ..files import write_whole
 from ..machine import versions
+from ..models.fingerprint import weights_fingerprint
 from ..prompts import prompt_of
 from .data import without_none
 from .endpoint import Endpoint, RefusedError
-from .fingerprint import target_fingerprint
 from .journal import Journal, digest, seed_of
 from .local_target import LocalTarget
 from .self_prompts import SAMPLING, write_prompts
@@ -259,7 +259,7 @@ class _LocalAnswers:
         names = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "eos_token_id")
         return {
             "target": str(model.config.name_or_path or model.config.model_type),
-            "weights": target_fingerprint(model),
+            "weights": weights_fingerprint(model.base_model),
             "dtype": str(model.dtype).removeprefix("torch."),
             "template": digest(self.target.tokenizer.chat_template),
             "sampling": {name: getattr(config, name) for name in names} | {"do_sample": bool(config.do_sample)},

@@ -65,6 +65,13 @@ class SpeculationMetric(evaluate.Metric):
         for i, row in enumerate(rows):
             if len({len(counts) for counts in row}) > 1:
                 raise ValueError(f"Row {i} names different numbers of rounds in its lists.")
+            for k, (p, v, a, c) in enumerate(zip(*row)):
+                if not (0 <= a <= v <= p and c >= 1 and a <= c <= a + 1):
+                    raise ValueError(
+                        f"Row {i}, round {k} can't be: {p} proposed, {v} verified, {a} accepted, {c} committed. "
+                        "None of the first three is above the one before it, and committed are the accepted drafts "
+                        "and at most one token of the target's own."
+                    )
         stats = count_rounds([zip(*row) for row in rows])
         # The prefill's token belongs to no round.
         stats.generated_tokens = sum(map(sum, committed)) + len(rows)
