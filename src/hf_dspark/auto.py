@@ -19,6 +19,7 @@ from .models.dspark.configuration_dspark import DSparkConfig
 from .models.dspark.modeling_dspark import DSparkDrafter
 from .models.eagle3.configuration_eagle3 import Eagle3Config
 from .models.eagle3.modeling_eagle3 import Eagle3Drafter
+from .models.loading import require_place
 
 
 DRAFTERS = {"dspark": DSparkDrafter, "dflash": DFlashDrafter, "eagle3": Eagle3Drafter}
@@ -52,6 +53,7 @@ class AutoDrafter:
         Raises:
             ValueError: If the checkpoint is no drafter that we know, or damaged.
         """
+        require_place(pretrained_model_name_or_path)
         location = {k: kwargs[k] for k in LOCATION if k in kwargs}
         base = adapter_base(pretrained_model_name_or_path, location)
         if base is not None:
