@@ -96,6 +96,14 @@ def test_shard_without_a_promised_tensor(any_folder):
     assert_refused(any_folder, shard.name, lost)
 
 
+def test_tensor_in_two_shards(any_folder):
+    """The file that the index names counts."""
+    first, second = split_into_shards(any_folder)
+    key = sorted(load_file(first))[0]
+    save_file(load_file(second) | {key: load_file(first)[key] + 5}, second)
+    assert torch.equal(AutoDrafter.from_pretrained(any_folder).state_dict()[key], load_file(first)[key])
+
+
 def test_index_without_a_map(any_folder):
     split_into_shards(any_folder)
     (any_folder / "model.safetensors.index.json").write_text('{"metadata": {')
@@ -319,10 +327,34 @@ def test_block_size_of_the_wrong_type(any_folder):
     assert_refused(any_folder, "config.json", "block_size")
 
 
-@pytest.mark.parametrize("field", ["text_config", "block_size", "sample_from_anchor", "format_version"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "text_config",
+        "block_size",
+        "sample_from_anchor",
+        "format_version",
+        "markov_rank",
+        "own_head",
+        "sliding_causal",
+        "window_from_anchor",
+    ],
+)
 def test_field_of_our_own_format_missing(ours, field):
     edit_config(ours, drop=(field,))
     assert_refused(ours, "model_type" if field == "format_version" else f"`{field}` is missing")
+
+
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_parameters", "hidden_act", "layer_types", "sliding_window"])
+def test_field_of_our_own_transformer_missing(ours, field):
+    edit_config(ours, nested="text_config", drop=(field,))
+    assert_refused(ours, "config.json", f"`text_config.{field}` is missing")
+
+
+@pytest.mark.parametrize("field", ["norm_before_residual", "norm_output", "num_drafts"])
+def test_field_of_our_own_eagle3_missing(ours_reduced, field):
+    edit_config(ours_reduced, drop=(field,))
+    assert_refused(ours_reduced, "config.json", f"`{field}` is missing")
 
 
 def test_block_convention_missing(speculators):
@@ -353,6 +385,11 @@ def test_sliding_layers_without_a_window(zlab):
 def test_rotary_bases_contradict_each_other(zlab):
     edit_config(zlab, rope_theta=5.0, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
     assert_refused(zlab, "config.json", "rope_theta")
+
+
+def test_rotary_base_beside_our_own_settings(ours):
+    edit_config(ours, nested="text_config", rope_theta=5.0)
+    assert_refused(ours, "config.json", "rope_theta")
 
 
 @pytest.mark.parametrize("name", ["ours", "zlab", "speculators"])
@@ -415,11 +452,79 @@ def test_another_number_of_layers(name, request):
 
 
 @pytest.mark.parametrize("name", PLACES)
-@pytest.mark.parametrize(("field", "value"), [("hidden_act", "foo"), ("rope_parameters", "x"), ("head_dim", 0)])
-def test_transformer_that_can_not_be_built(name, field, value, request):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_act", "foo"),
+        ("rope_parameters", "x"),
+        ("rope_parameters", {"rope_type": "foo", "rope_theta": 1.0}),
+        ("head_dim", 0),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -1),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", -1e-6),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0.0}),
+        ("sliding_window", 0),
+        ("attention_bias", "false"),
+        ("use_sliding_window", "false"),
+    ],
+)
+def test_transformer_that_can_not_be(name, field, value, request):
     folder = request.getfixturevalue(name)
     edit_config(folder, nested=PLACES[name], **{field: value})
-    assert_refused(folder)
+    named = next(reversed(value)) if isinstance(value, dict) and value["rope_type"] == "default" else field
+    assert_refused(folder, "config.json", "rope_type" if "foo" in str(value) and field != "hidden_act" else named)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("zlab", "dflash_config", [1]),
+        ("zlab", "rope_scaling", 1),
+        ("zlab", "model_type", ["qwen3"]),
+        ("ours", "model_type", ["dspark"]),
+        ("ours", "text_config", [1]),
+        ("speculators", "speculators_config", "x"),
+        ("speculators", "transformer_layer_config", [1]),
+    ],
+)
+def test_parts_of_another_shape(name, field, value, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, **{field: value})
+    assert_refused(folder, "config.json", f"`{field}`")
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("ours", "sample_from_anchor"),
+        ("ours", "confidence_head_with_markov"),
+        ("ours", "own_head"),
+        ("ours_reduced", "norm_before_residual"),
+        ("speculators", "sliding_window_non_causal"),
+        ("speculators", "enable_confidence_head"),
+        ("zlab", "is_causal"),
+    ],
+)
+@pytest.mark.parametrize("value", ["false", 1])
+def test_what_is_neither_true_nor_false(name, field, value, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, **{field: value})
+    assert_refused(folder, "config.json", f"`{field}` {value!r}")
+
+
+@pytest.mark.parametrize("value", [0, -3, "7", 2.5, True])
+@pytest.mark.parametrize(("name", "field"), [("ours_reduced", "num_drafts"), ("eagle", "ttt_length")])
+def test_numbers_of_drafts_that_are_none(name, field, value, request):
+    folder = request.getfixturevalue(name)
+    edit_config(folder, **{field: value})
+    assert_refused(folder, "config.json", f"`{field}` {value!r}")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 0.5, "1", None])
+def test_version_that_is_none(ours, value):
+    edit_config(ours, format_version=value)
+    assert_refused(ours, "config.json", f"`format_version` {value}" if value != "1" else "`format_version` '1'")
 
 
 @pytest.mark.parametrize("value", [[0.5], ["a"], [True], [[1]], 3])
@@ -455,6 +560,25 @@ def test_state_of_an_rnn_head_that_begins_elsewhere(speculators):
 def test_decoding_settings(any_folder, text):
     (any_folder / "generation_config.json").write_text(text)
     assert_refused(any_folder, "generation_config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_assistant_tokens", True),
+        ("verification_schedule", 3),
+        ("assistant_confidence_threshold", "x"),
+        ("assistant_confidence_threshold", 7.0),
+        ("confidence_temperatures", "x"),
+        ("confidence_temperatures", [1.0, -1.0]),
+        ("draft_context_window", -1),
+        ("draft_context_window", "x"),
+        ("calibration_temperature", "x"),
+    ],
+)
+def test_decoding_settings_of_another_kind(ours, name, value):
+    (ours / "generation_config.json").write_text(json.dumps({name: value}))
+    assert_refused(ours, "generation_config.json", f"`{name}`")
 
 
 # ------------------------------------------------------------------ adapters

@@ -7,9 +7,11 @@ import pytest
 import torch
 from checkpoint_files import edit_config, weights_of
 from conftest import make_target
+from safetensors.torch import save_file
 from transformers import AutoModel
 
 from hf_dspark import AutoDrafter, DFlashConfig, DFlashDrafter, DSparkDrafter
+from hf_dspark.checkpoints import weights_dtype
 
 
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
@@ -62,7 +64,7 @@ def test_fields_that_the_caller_gives_replace_the_checkpoints(name, request):
         assert drafter.generation_config.num_assistant_tokens == drafter.num_drafts == whole.num_drafts - 1
     with pytest.raises(ValueError, match=r"`target_layer_ids` \[-9\]"):
         AutoDrafter.from_pretrained(folder, target_layer_ids=[-9])
-    with pytest.raises(TypeError, match="block_sise"):
+    with pytest.raises(TypeError, match=f"{type(whole).__name__}.*block_sise"):
         AutoDrafter.from_pretrained(folder, block_sise=3)
 
 
@@ -144,3 +146,43 @@ def test_the_folder_of_a_training_is_no_checkpoint_but_names_one(tmp_path):
     (tmp_path / "final" / "adapter_config.json").write_text("{}")
     with pytest.raises(OSError, match=r"has no config.json: .* result is .*final\.$"):
         AutoDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ours", "zlab", "speculators"])
+def test_fields_that_nothing_knows_are_named(name, request, caplog):
+    folder = request.getfixturevalue(name)
+    AutoDrafter.from_pretrained(folder)
+    assert "nothing here knows" not in caplog.text
+    nested = {"ours": "text_config", "speculators": "transformer_layer_config"}.get(name)
+    edit_config(folder, nested=nested, brand_new=1)
+    AutoDrafter.from_pretrained(folder)
+    assert "nothing here knows" in caplog.text
+    assert "brand_new" in caplog.text
+
+
+def test_a_misspelt_field_of_our_own_is_named(ours, caplog):
+    edit_config(ours, window_from_anchr=True)
+    AutoDrafter.from_pretrained(ours)
+    assert "window_from_anchr" in caplog.text
+
+
+def test_a_path_that_leads_to_no_folder(ours):
+    with pytest.raises(OSError, match="no folder"):
+        AutoDrafter.from_pretrained(ours / "elsewhere")
+    with pytest.raises(OSError, match="is a file"):
+        DSparkDrafter.from_pretrained(str(ours / "config.json"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, None])
+def test_weights_of_no_type_that_computes(dtype, zlab):
+    """The narrowest type that holds them is asked for before they are looked at."""
+    weights = {} if dtype is None else {key: tensor.to(dtype) for key, tensor in weights_of(zlab).items()}
+    save_file(weights, zlab / "model.safetensors")
+    with pytest.raises(ValueError, match=str(zlab)):
+        AutoDrafter.from_pretrained(zlab, dtype=weights_dtype(zlab))
+
+
+def test_the_narrowest_type_of_float8_weights(zlab):
+    weights = weights_of(zlab)
+    save_file({key: tensor.to(torch.float8_e4m3fn) for key, tensor in weights.items()}, zlab / "model.safetensors")
+    assert weights_dtype(zlab) == torch.float32

@@ -411,7 +411,7 @@ def reconfigure(folder, **changes):
 def test_conventions_are_never_guessed(missing, tiny_target, tmp_path):
     make("dspark", tiny_target).save_pretrained(tmp_path)
     reconfigure(tmp_path, **{missing: None})
-    with pytest.raises(ValueError, match=f"DSparkConfig has no `{missing}`.*config.json"):
+    with pytest.raises(ValueError, match=f"config.json.*`{missing}` is missing"):
         AutoDrafter.from_pretrained(tmp_path)
 
 

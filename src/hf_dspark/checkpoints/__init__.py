@@ -22,21 +22,35 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.utils import logging
 
-from ..models.configuration_drafter import NAMES, DrafterConfig
+from ..models.configuration_checks import own_fields, require_possible
+from ..models.configuration_drafter import LAYER_FIELDS, NAMES, DrafterConfig
+from ..models.configuration_gemma4 import LEFT_OUT
 from ..models.loading import refuse_incomplete
 from . import deepspec, eagle, sglang, specforge, speculators, transformers_dflash, zlab
-from .fields import refuse_two_rotaries, required
-from .files import CONFIG_NAME, LOCATION, read_config, read_weights
+from .fields import refuse_misshapen, refuse_two_rotaries, required, unknown_fields
+from .files import COMPUTED, CONFIG_NAME, LOCATION, read_config, read_weights
 
 
 logger = logging.get_logger(__name__)
 # The first that recognises a config reads it; SpecForge writes z-lab's layout with more in it.
 FORMATS = (speculators, deepspec, specforge, zlab, transformers_dflash, eagle)
-# Of a config in our own format; it has them all, so that later defaults change no drafter.
-NEVER_GUESSED = ("text_config", "block_size", "sample_from_anchor")
+# Fields of our own format that change nothing that is computed; the others are always there, and never guessed.
+INFORMATION = {"assumed", "max_trained_length", "source_format", "target_name_or_path"}
+# Those of its transformer that change something, where its class has them.
+TRANSFORMER = {
+    *LAYER_FIELDS,
+    *LEFT_OUT,
+    "attention_k_eq_v",
+    "hidden_activation",
+    "layer_types",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "sliding_window",
+    "use_sliding_window",
+}
 # Our own format is what `save_pretrained` writes.
 WRITERS = {"deepspec": deepspec, "speculators": speculators, "sglang": sglang, "zlab": zlab}
 
@@ -82,6 +96,8 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
     given, overrides = kwargs.pop("config", None), _overrides(drafter_class.config_class, kwargs)
     with naming(name_or_path, CONFIG_NAME):
         refuse_two_rotaries(raw)
+        if reader is None:
+            _require_all(raw | overrides, drafter_class.config_class)
         if given is None:
             config = _read_fields(reader, raw, state_dict, drafter_class.config_class, overrides)
         else:
@@ -91,6 +107,7 @@ def read_checkpoint(name_or_path: Any, drafter_class: type, kwargs: dict[str, An
         with naming(name_or_path, "weights"):
             state_dict = reader.read_weights(state_dict, config)
     _require_fitting(name_or_path, drafter_class, config, state_dict)
+    _warn_about_unknown(name_or_path, config)
     if kwargs.get("dtype", kwargs.get("torch_dtype")) in (None, "auto"):
         _warn_about_type(name_or_path, config, state_dict)
     return Checkpoint(
@@ -115,12 +132,44 @@ def _read_fields(
     overrides: dict[str, Any],
 ) -> DrafterConfig:
     if reader is None:
-        for name in NEVER_GUESSED:
-            if hasattr(config_class, name):
-                required(name, raw | overrides)
         return config_class.from_dict(raw | overrides)
     shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
     return config_class(**(reader.read_config(raw, shapes) | overrides))
+
+
+def _require_all(raw: dict[str, Any], config_class: type) -> None:
+    """
+    Refuses a config in our own format that lacks what `save_pretrained` always writes.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    text = required("text_config", raw)
+    text = text.to_dict() if isinstance(text, PreTrainedConfig) else text
+    require_possible(raw)
+    require_possible(text)
+    family = required("model_type", text)
+    theirs = {f.name for f in own_fields(CONFIG_MAPPING[family])} if family in CONFIG_MAPPING else set()
+    places = (
+        ("", {f.name for f in own_fields(config_class)} - INFORMATION, raw),
+        ("text_config.", theirs & TRANSFORMER, text),
+    )
+    for place, names, fields in places:
+        missing = ", ".join(f"`{place}{name}`" for name in sorted(names - fields.keys()))
+        if missing:
+            raise ValueError(
+                f"{missing} is missing, and a wrong guess would draft badly without any error. Add it, or save the "
+                "drafter again."
+            )
+
+
+def _warn_about_unknown(name_or_path: Any, config: DrafterConfig) -> None:
+    unknown = unknown_fields(config) | unknown_fields(config.text_config)
+    if unknown:
+        logger.warning(
+            f"{name_or_path} ({CONFIG_NAME}): fields that nothing here knows, misspelt or of a newer version, change "
+            f"nothing: {', '.join(sorted(unknown))}."
+        )
 
 
 def _given_config(
@@ -148,12 +197,15 @@ def drafter_type(name_or_path: Any, **location: Any) -> str:
 def weights_dtype(name_or_path: Any) -> torch.dtype:
     """The narrowest type that holds all weights of a checkpoint exactly, whatever its config says."""
     _recognise(name_or_path, read_config(name_or_path, {}))
-    types = {t.dtype for t in read_weights(name_or_path, {}).values() if t.is_floating_point()}
-    return reduce(torch.promote_types, types)
+    types = {t.dtype for t in read_weights(name_or_path, {}).values()} & {*COMPUTED}
+    # What has no such tensors is refused when it is loaded.
+    return reduce(torch.promote_types, types) if types else torch.float32
 
 
 def _recognise(name_or_path: Any, raw: dict[str, Any]) -> tuple[str, ModuleType | None]:
     """The drafter's type, and who reads it: `None` for ourselves."""
+    with naming(name_or_path, CONFIG_NAME):
+        refuse_misshapen(raw)
     model_type = raw.get("model_type")
     # Others may name the type too, but not the version of our fields.
     if model_type in NAMES and "format_version" in raw:

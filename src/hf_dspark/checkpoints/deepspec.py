@@ -10,7 +10,19 @@ from typing import Any
 from transformers import AutoConfig
 
 from ..models import configuration_gemma4 as gemma4
-from .fields import architecture, heads, refuse_convention, required, stored_dtype, transformer
+from ..models.configuration_checks import require_possible
+from ..models.eagle3.configuration_eagle3 import Eagle3Config
+from .fields import (
+    architecture,
+    heads,
+    refuse_convention,
+    required,
+    stored_dtype,
+    taken_from_class,
+    transformer,
+    unknown_fields,
+    whole_number,
+)
 from .writing import given, named_layers, transformer_fields
 
 
@@ -68,6 +80,8 @@ def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     }
     kind = recognise(config)
     if kind == "eagle3":
+        if whole_number("ttt_length", config) is None:
+            assumed["num_drafts"] = f"{Eagle3Config.num_drafts}: the config has no `ttt_length`; a choice of ours"
         return fields | _present(config, num_drafts="ttt_length", step_loss_decay="step_loss_decay")
     # All slots of a block propose in this project; the config does not say so.
     refuse_convention(config, "sample_from_anchor", True)
@@ -80,16 +94,21 @@ def _transformer(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, A
         return transformer(config, assumed, DRAFTER_FIELDS)
     # Their rotary parameters hold those of each kind of layer and, beside them, unset ones that mean nothing.
     rope = {kind: p for kind, p in required("rope_parameters", config).items() if isinstance(p, dict)}
-    required(gemma4.FULL, rope)
+    required("rope_type", required(gemma4.FULL, rope))
+    required("layer_types", config)
     if "per_layer_config" not in config:
         required("global_head_dim", config)
     text = {k: v for k, v in config.items() if k not in DRAFTER_FIELDS} | {"rope_parameters": rope}
+    require_possible(text)
+    gemma4.refuse_what_no_draft_has(text)
+    taken_from_class(text, assumed, "rms_norm_eps", "hidden_activation")
     theirs = AutoConfig.for_model(**text)
-    return {"model_type": "gemma4_text"} | gemma4.draft_fields(theirs, theirs.num_hidden_layers)
+    kept = {name: getattr(theirs, name) for name in unknown_fields(theirs)}
+    return {"model_type": "gemma4_text"} | gemma4.draft_fields(theirs, theirs.num_hidden_layers) | kept
 
 
 def _present(config: dict[str, Any], **names: str) -> dict[str, Any]:
-    return {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    return {ours: config[theirs] for ours, theirs in names.items() if config.get(theirs) is not None}
 
 
 def read_weights(state_dict: dict[str, Any], config: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..models.configuration_drafter import NAMES
+from ..models.configuration_drafter import EAGLE3_LAYERS, NAMES, eagle3_layers
+from . import eagle
 from .capabilities import refusals
 
 
@@ -84,9 +85,21 @@ def _direct_refusals(config: Any, engine: str, stored_format: str) -> list[str]:
         return [f"it doesn't know {NAMES[kind]} drafters in the format {stored_format}"]
     if stored_format == "deepspec" and engine == SGLANG and config.text_config.model_type != "qwen3":
         return ["of DeepSpec's drafters it knows those of Qwen3 only"]
+    if kind == "eagle3" and stored_format in ("specforge", "eagle") and _departs(config):
+        # Only ids beside the transformer's fields are recorded as counted by vLLM.
+        read_by = VLLM if "target_layer_ids" in (config.assumed or {}) else SGLANG
+        if engine != read_by:
+            place = "in `eagle_config`" if engine == SGLANG else "beside the transformer's fields"
+            return [f"it looks for `{eagle.LAYERS}` {place} alone, and would take EAGLE-3's own layers"]
     if "sliding_causal" in (config.assumed or {}) and not config.sliding_causal:
         return ["it takes sliding layers for causal where the config doesn't say, and this format's own code doesn't"]
     return []
+
+
+def _departs(config: Any) -> bool:
+    """Whether an EAGLE-3 drafter takes other layers than the method's own."""
+    depth = config.num_target_layers
+    return config.target_layer_ids not in (EAGLE3_LAYERS, eagle3_layers(depth) if depth else None)
 
 
 def _vllm_refusals(config: Any, format: str) -> list[str]:

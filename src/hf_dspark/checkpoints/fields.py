@@ -1,10 +1,13 @@
 """What the readers of several formats share: finding fields, translating the transformer and the draft vocabulary."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from ..models.configuration_checks import require_object, require_possible
 from ..models.configuration_drafter import NAMES
 
 
@@ -18,6 +21,29 @@ BOOKKEEPING = {
     "torch_dtype",
     "transformers_version",
 }
+
+# What other projects' configs sometimes leave out, and their code takes from the transformer's class.
+TAKEN_FROM_CLASS = (
+    "rms_norm_eps",
+    "hidden_act",
+    "hidden_activation",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+# Fields of any config.json that hold fields of their own.
+OBJECTS = (
+    "dflash_config",
+    "eagle_config",
+    "rope_parameters",
+    "rope_scaling",
+    "speculators_config",
+    "text_config",
+    "transformer_layer_config",
+    "verifier",
+)
+# Known beside the fields of the config classes.
+OLDER_NAMES = {"head_dim", "mlp_bias", "model_type", "rope_scaling", "rope_theta"}
 
 
 def architecture(config: dict[str, Any]) -> str | None:
@@ -33,7 +59,7 @@ def one_value(name: str, *places: dict[str, Any]) -> Any:
         ValueError: If two places contradict each other.
     """
     found = [place[name] for place in places if place.get(name) is not None]
-    if any(value != found[0] for value in found):
+    if any(value != found[0] for value in found[1:]):
         raise ValueError(f"`{name}` is given twice and differently: {found}. Correct the wrong one.")
     return found[0] if found else None
 
@@ -49,6 +75,54 @@ def required(name: str, *places: dict[str, Any]) -> Any:
     if value is None:
         raise ValueError(f"`{name}` is missing, and a wrong guess would draft badly without any error. Add it.")
     return value
+
+
+def flag(name: str, *places: dict[str, Any]) -> bool | None:
+    """
+    As [`one_value`], for what is true or false.
+
+    Raises:
+        ValueError: If it is something else: `"false"` would be taken for true.
+    """
+    value = one_value(name, *places)
+    if value is not None and type(value) is not bool:
+        raise ValueError(f"`{name}` {value!r} must be true or false.")
+    return value
+
+
+def whole_number(name: str, *places: dict[str, Any]) -> int | None:
+    """
+    As [`one_value`], for counts.
+
+    Raises:
+        ValueError: If it is no whole number of at least 1.
+    """
+    value = one_value(name, *places)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"`{name}` {value!r} must be a whole number of at least 1.")
+    return value
+
+
+def refuse_misshapen(config: dict[str, Any]) -> None:
+    """
+    Refuses a config.json whose parts are not what every format has them as.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name in OBJECTS:
+            if part.get(name) is not None:
+                require_object(name, part[name])
+        kind = part.get("model_type")
+        if kind is not None and not isinstance(kind, str):
+            raise ValueError(f"`model_type` {kind!r} must be a name.")
+
+
+def unknown_fields(config: PreTrainedConfig) -> set[str]:
+    """Fields that the class of a config doesn't have."""
+    known = {f.name for f in dataclasses.fields(config)} | OLDER_NAMES | BOOKKEEPING
+    return {name for name in vars(config) if name not in known and not name.startswith("_")}
 
 
 def refuse_unknown(known: Collection[str], where: str, fields: dict[str, Any]) -> None:
@@ -87,6 +161,7 @@ def refuse_two_rotaries(config: dict[str, Any]) -> None:
     """
     for part in filter(lambda value: isinstance(value, dict), (config, *config.values())):
         older, newer = part.get("rope_scaling"), part.get("rope_parameters")
+        one_value("rope_theta", part, newer or {})
         if older is not None and newer is not None and not _same_rotary(older, newer):
             raise ValueError(f"`rope_scaling` {older} contradicts `rope_parameters` {newer}. Remove the wrong one.")
 
@@ -116,6 +191,7 @@ def transformer(
             `model_type` is the drafter's.
     """
     text = {k: v for k, v in config.items() if k not in BOOKKEEPING and k not in drop}
+    require_possible(text)
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if one_value("rope_theta", text, rope) is None:
         text["rope_theta"] = theta
@@ -123,7 +199,32 @@ def transformer(
     if text.get("model_type") in (None, *NAMES):
         text["model_type"] = family
         assumed["text_config.model_type"] = f"{family}: the config doesn't say, and its project's layers are of it"
-    return text | {"tie_word_embeddings": False}
+    if text.get("vocab_size") is None:
+        text["vocab_size"] = 0
+        assumed["vocab_size"] = "that of the target: the config has none"
+    _require_window(text, assumed)
+    return text | taken_from_class(text, assumed, *TAKEN_FROM_CLASS) | {"tie_word_embeddings": False}
+
+
+def _require_window(text: dict[str, Any], assumed: dict[str, str]) -> None:
+    slides = flag("use_sliding_window", text)
+    if "sliding_attention" in (text.get("layer_types") or []):
+        required("sliding_window", text)
+    elif slides and text.get("layer_types") is None:
+        first = required("max_window_layers", text)
+        required("sliding_window", text)
+        assumed["layer_types"] = f"sliding from layer {first} on (`max_window_layers`): the config names none"
+
+
+def taken_from_class(text: dict[str, Any], assumed: dict[str, str], *names: str) -> dict[str, Any]:
+    """Fields that a config leaves to the class of its transformer, written out and recorded."""
+    if text["model_type"] not in CONFIG_MAPPING:
+        return {}
+    fields = {f.name: f.default for f in dataclasses.fields(CONFIG_MAPPING[text["model_type"]])}
+    taken = {name: fields[name] for name in names if fields.get(name) is not None and name not in text}
+    for name, value in taken.items():
+        assumed[name] = f"{value}: the config has none, and this is the default of {text['model_type']} transformers"
+    return taken
 
 
 def heads(shapes: Mapping[str, tuple[int, ...]], assumed: dict[str, str], *places: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +270,8 @@ def stored_dtype(config: dict[str, Any]) -> str | None:
 def reduced_size(config: dict[str, Any], vocab_size: int) -> int | None:
     """Size of the draft vocabulary, `None` if it is the target's own."""
     size = config.get("draft_vocab_size")
+    if size is not None and not vocab_size:
+        raise ValueError("`vocab_size` is missing, and a reduced draft vocabulary maps into it. Add it.")
     return None if size is None or size == vocab_size else size
 
 

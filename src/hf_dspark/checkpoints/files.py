@@ -93,13 +93,15 @@ def read_weights(name_or_path: Any, location: dict[str, Any], variant: str | Non
         OSError: If there are no weights, or a shard is missing.
         ValueError: If a file is damaged, or a shard lacks tensors that the index promises.
     """
-    tensors = {}
-    for file, promised in _weight_files(name_or_path, location, variant):
+    tensors, files = {}, _weight_files(name_or_path, location, variant)
+    indexed = {key for _, promised in files for key in promised}
+    for file, promised in files:
         held = read_tensors(file)
         missing = promised - held.keys()
         if missing:
             raise ValueError(f"{file} lacks tensors that its index promises: {_some(missing)}. Fetch the shard again.")
-        tensors.update(held)
+        # Of a tensor in several shards, the one that the index names counts.
+        tensors.update({key: tensor for key, tensor in held.items() if key in promised or key not in indexed})
     return tensors
 
 

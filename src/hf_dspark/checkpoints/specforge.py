@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import eagle, zlab
-from .fields import architecture, heads, refuse_convention, refuse_unknown
+from .fields import architecture, flag, heads, refuse_convention, refuse_unknown, required
 
 
 EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -35,8 +35,8 @@ def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     if kind == "eagle3":
         # Their `norm_output` is not ours: what is fed back is never normed here.
         fields = eagle.read_config({k: v for k, v in config.items() if k not in ("fc_norm", "norm_output")}, shapes)
-        return fields | {"fc_norm": bool(config.get("fc_norm")), "source_format": "specforge"}
-    nested = config["dflash_config"]
+        return fields | {"fc_norm": bool(flag("fc_norm", config)), "source_format": "specforge"}
+    nested = required("dflash_config", config)
     known = {*zlab.NESTED, *HEADS, *TRAINING, "projector_type", "attention_mode"}
     refuse_unknown(known, "`dflash_config`", nested)
     refuse_convention(nested, "projector_type", kind)

@@ -12,6 +12,7 @@ from ..models.eagle3.configuration_eagle3 import Eagle3Config
 from . import eagle
 from .fields import (
     borrowed_or_own,
+    flag,
     heads,
     reduced_size,
     refuse_unknown,
@@ -19,6 +20,7 @@ from .fields import (
     stored_dtype,
     transformer,
     vocabulary_map,
+    whole_number,
 )
 from .writing import named_layers, transformer_fields
 
@@ -99,12 +101,12 @@ def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     }
     if method == "eagle3":
         named = config.get("eagle_aux_hidden_state_layer_ids")
-        layers = eagle.feature_layers(named and _ours(named), assumed)
-        fields |= {"target_layer_ids": layers} | {name: bool(config.get(name)) for name in eagle.NORMS}
+        layers = eagle.feature_layers(named and eagle.lower(named), assumed)
+        fields |= {"target_layer_ids": layers} | _norms(config, assumed)
         # `speculative_tokens` is a default for serving; the drafter goes on for as long as it is asked to. How long it
         # was made for, only our own exports say.
-        drafts = config.get("ttt_length") or max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)
-        return fields | {"num_drafts": drafts}
+        drafts = whole_number("ttt_length", config)
+        return fields | {"num_drafts": drafts or max(Eagle3Config.num_drafts, *_speculative_tokens(config), 0)}
     fields |= _block_fields(config, assumed)
     if method == "dspark":
         fields |= heads(shapes, assumed, config)
@@ -116,14 +118,26 @@ def read_config(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     return fields
 
 
+def _norms(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, bool]:
+    """Variants of EAGLE-3. Those that the format had not from the beginning are off where they are not named."""
+    norms = {name: flag(name, config) for name in eagle.NORMS}
+    # vLLM takes it for true where it is missing, and speculators for false; no weight tells.
+    required("norm_before_residual", config)
+    for name, value in norms.items():
+        if value is None:
+            norms[name] = False
+            assumed[name] = "False: the config doesn't say, and this is its project's default"
+    return norms
+
+
 def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:
     fields = {
-        "target_layer_ids": _ours(required("aux_hidden_state_layer_ids", config)),
+        "target_layer_ids": eagle.lower(required("aux_hidden_state_layer_ids", config)),
         "mask_token_id": required("mask_token_id", config),
         "block_size": required("block_size", config),
         "sample_from_anchor": _sample_from_anchor(config, assumed),
         "window_from_anchor": True,
-        "sliding_causal": not config.get("sliding_window_non_causal"),
+        "sliding_causal": not flag("sliding_window_non_causal", config),
     }
     if config.get("sliding_window_non_causal") is None and _slides(config):
         assumed["sliding_causal"] = "True: the config doesn't say, and this is its project's default"
@@ -140,7 +154,7 @@ def _block_fields(config: dict[str, Any], assumed: dict[str, str]) -> dict[str, 
 
 def _speculative_tokens(config: dict[str, Any]) -> list[int]:
     proposals = (config.get("speculators_config") or {}).get("proposal_methods") or []
-    return [proposal["speculative_tokens"] for proposal in proposals if proposal.get("speculative_tokens")]
+    return [tokens for proposal in proposals if (tokens := whole_number("speculative_tokens", proposal))]
 
 
 def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool:
@@ -152,11 +166,6 @@ def _sample_from_anchor(config: dict[str, Any], assumed: dict[str, str]) -> bool
 
 def _slides(config: dict[str, Any]) -> bool:
     return "sliding_attention" in (config["transformer_layer_config"].get("layer_types") or [])
-
-
-def _ours(layer_ids: list[int]) -> list[int]:
-    # What is no number is refused with the rest of the config.
-    return [i - 1 if type(i) is int else i for i in layer_ids]
 
 
 def _verifier(config: dict[str, Any]) -> str | None:

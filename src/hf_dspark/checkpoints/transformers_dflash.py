@@ -6,7 +6,7 @@ propose, and sliding layers see one position further than elsewhere: the window'
 from collections.abc import Collection
 from typing import Any
 
-from .fields import refuse_convention, required, stored_dtype, transformer
+from .fields import refuse_convention, required, stored_dtype, transformer, whole_number
 
 
 MODEL_TYPES = ("muse_glimmer_assistant",)
@@ -24,13 +24,16 @@ def read_config(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]
     refuse_convention(config, "sample_from_anchor", False)
     assumed: dict[str, str] = {}
     text = transformer(config, assumed, DRAFTER_FIELDS, theta=500000.0)
+    required("sliding_window", config)
     text |= {
         "model_type": "qwen3",
         "vocab_size": 0,
         "layer_types": required("layer_types", config),
         "use_sliding_window": True,
-        "sliding_window": required("sliding_window", config) + 1,
+        "sliding_window": whole_number("sliding_window", config) + 1,
     }
+    # This format never names the vocabulary.
+    assumed.pop("vocab_size", None)
     return {
         "text_config": text,
         "target_layer_ids": required("target_layer_ids", config),

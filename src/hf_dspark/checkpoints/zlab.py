@@ -6,7 +6,16 @@ head are the target's, only the mask slots of a block propose, and sliding layer
 from collections.abc import Collection
 from typing import Any
 
-from .fields import borrowed_or_own, one_value, refuse_convention, refuse_unknown, required, stored_dtype, transformer
+from .fields import (
+    borrowed_or_own,
+    flag,
+    one_value,
+    refuse_convention,
+    refuse_unknown,
+    required,
+    stored_dtype,
+    transformer,
+)
 from .writing import flat_rotary, given, named_layers, transformer_fields
 
 
@@ -32,7 +41,7 @@ def block_fields(config: dict[str, Any], keys: Collection[str], sliding_causal: 
     """What all block drafters of this layout have in common; `sliding_causal` is the project's own default."""
     nested, assumed = config.get("dflash_config") or {}, {}
     text = transformer(config, assumed, DRAFTER_FIELDS)
-    causal = one_value("is_causal", nested, config)
+    causal = flag("is_causal", nested, config)
     if causal:
         raise ValueError("`is_causal` is true: blocks whose slots see only those before them are not available here.")
     if causal is None and "sliding_attention" in (config.get("layer_types") or []):

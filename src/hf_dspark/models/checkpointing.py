@@ -8,7 +8,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .adapters import ADAPTERS_ALONE, ADAPTERS_PLACE, adapter_base
 from .export import export
-from .loading import load_generation_config, load_training_record, refuse_incomplete, save_training_record
+from .loading import (
+    load_generation_config,
+    load_training_record,
+    refuse_incomplete,
+    require_place,
+    save_training_record,
+)
 
 
 if TYPE_CHECKING:
@@ -77,6 +83,8 @@ class Checkpoints:
         from ..checkpoints import naming
 
         name, want_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        if name is not None:
+            require_place(name)
         base = adapter_base(name, kwargs)
         if base is not None:
             loaded = cls._from_adapters(name, base, *args, **kwargs)
@@ -104,7 +112,15 @@ class Checkpoints:
 
         checkpoint = read_checkpoint(name, cls, kwargs)
         kwargs |= {"config": checkpoint.config, "state_dict": checkpoint.state_dict}
-        drafter, info = cls._from_tensors(None, *args, **kwargs)
+        try:
+            drafter, info = cls._from_tensors(None, *args, **kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise TypeError(
+                f"{cls.__name__}.from_pretrained knows no argument {str(error).split()[-1]}, and "
+                f"{cls.config_class.__name__} has no such field."
+            ) from error
         drafter.config.name_or_path = str(name)
         drafter.stored_format = checkpoint.format
         drafter.generation_config = load_generation_config(name, drafter.config, kwargs, checkpoint.is_changed)

@@ -5,6 +5,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from .configuration_checks import require_possible, require_types
+
 
 FORMAT_VERSION = 1
 # By the `model_type` of its config, what people call a kind of drafter; and the parts that one may borrow.
@@ -89,6 +91,9 @@ class DrafterConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if isinstance(self.target_layer_ids, tuple):
+            self.target_layer_ids = list(self.target_layer_ids)
+        require_types(self)
         super().__post_init__(**kwargs)
         if self.target_hidden_size is None:
             self.target_hidden_size = self.text_config.hidden_size
@@ -141,16 +146,18 @@ class DrafterConfig(PreTrainedConfig):
         Refuses a configuration from which a needed convention is missing, before any weight is read.
 
         Raises:
-            ValueError: If it is of a newer version, if `target_layer_ids` is missing or names a layer that the target
-                does not have, or if the reduced vocabulary is larger than the whole.
+            ValueError: If a value is of another type than its field's or impossible, if it is of a newer version, if
+                `target_layer_ids` is missing or names a layer that the target does not have, or if the reduced
+                vocabulary is larger than the whole.
         """
+        require_types(self)
+        require_possible(vars(self))
+        require_possible(vars(self.text_config))
         if self.format_version > FORMAT_VERSION:
             raise ValueError(
                 f"`format_version` {self.format_version} is newer than {FORMAT_VERSION}, the newest that this "
                 "hf-dspark knows. Update hf-dspark."
             )
-        if self.vocab_size < 0:
-            raise ValueError(f"`vocab_size` {self.vocab_size} is negative.")
         if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"`draft_vocab_size` {self.draft_vocab_size} exceeds `vocab_size` {self.vocab_size}.")
         if isinstance(self.target_layer_ids, str) and self.target_layer_ids != EAGLE3_LAYERS:
@@ -161,8 +168,6 @@ class DrafterConfig(PreTrainedConfig):
                 "guessed (a wrong guess drafts badly without any error). Add the list to the checkpoint's config.json "
                 "or pass `target_layer_ids=[...]`."
             )
-        if self.target_layer_ids != EAGLE3_LAYERS and any(type(i) is not int for i in self.target_layer_ids):
-            raise ValueError(f"`target_layer_ids` {self.target_layer_ids} must be whole numbers.")
         self._require_layers()
 
     def _require_layers(self) -> None:
@@ -180,14 +185,3 @@ class DrafterConfig(PreTrainedConfig):
                 f"`target_layer_ids` {above} are outside -1..{self.num_target_layers - 2}: the target has "
                 f"{self.num_target_layers} layers and its last one can't be used as a feature. Correct the list."
             )
-
-    def require_type(self, kind: type, *names: str) -> None:
-        """
-        Refuses fields of another type, which would be taken for something else further down.
-
-        Raises:
-            ValueError: Naming the field.
-        """
-        for name in names:
-            if type(getattr(self, name)) is not kind:
-                raise ValueError(f"`{name}` {getattr(self, name)!r} must be of the type {kind.__name__}.")

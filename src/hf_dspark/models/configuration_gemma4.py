@@ -30,7 +30,27 @@ COMMON = (
     "pad_token_id",
 )
 # Parts of some targets that no draft has.
-LEFT_OUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "num_kv_shared_layers": 0}
+LEFT_OUT = {
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+
+
+def refuse_what_no_draft_has(fields: dict[str, Any]) -> None:
+    """
+    Refuses the config of a draft that asks for what [`draft_fields`] leaves out of its target's.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    for name, value in LEFT_OUT.items():
+        if fields.get(name, value) not in (None, value):
+            raise ValueError(f"`{name}` is {fields[name]}, which drafts of Gemma 4 don't have here.")
+    others = sorted({kind for kind in fields["layer_types"] if kind != FULL})
+    if others:
+        raise ValueError(f"`layer_types` names {', '.join(others)}, and drafts of Gemma 4 have {FULL!r} layers alone.")
 
 
 def draft_fields(config: PreTrainedConfig, num_hidden_layers: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What loading a drafter adds to transformers' own: no key left over, and decoding settings from the checkpoint."""
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +36,23 @@ def default_generation_config(config: DrafterConfig) -> GenerationConfig:
     return settings
 
 
+def require_place(name_or_path: Any) -> None:
+    """
+    Refuses a path that leads to no folder; what is no path is left to the Hub.
+
+    Raises:
+        OSError: If it leads to a file, or nowhere.
+    """
+    if not isinstance(name_or_path, str | os.PathLike):
+        return
+    path = Path(name_or_path)
+    if path.is_file():
+        raise OSError(f"{name_or_path} is a file. Give the folder that holds the checkpoint.")
+    is_path = isinstance(name_or_path, os.PathLike) or path.is_absolute() or str(name_or_path).startswith(".")
+    if (is_path or len(path.parts) > 2) and not path.is_dir():
+        raise OSError(f"There is no folder {name_or_path}.")
+
+
 def load_generation_config(
     name_or_path: Any, config: DrafterConfig, kwargs: dict[str, Any], is_changed: bool = False
 ) -> GenerationConfig:
@@ -63,16 +81,31 @@ def load_generation_config(
         raise ValueError(f"{file} is damaged: {error} Correct or remove it.") from error
     # Sampling settings and special tokens are the target's business.
     stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k in DRAFT_SETTINGS}
+    for name, value in stored.items():
+        if name != "num_assistant_tokens" and not _is_setting(name, value):
+            raise ValueError(f"{file}: `{name}` {value!r} is no such setting. Correct or remove it.")
     count = stored.get("num_assistant_tokens", config.num_drafts)
-    if is_changed and isinstance(count, int):
+    if is_changed and type(count) is int:
         count = stored["num_assistant_tokens"] = min(count, config.num_drafts)
-    if not isinstance(count, int) or not 1 <= count <= config.num_drafts:
+    if type(count) is not int or not 1 <= count <= config.num_drafts:
         raise ValueError(
             f"{file}: `num_assistant_tokens` {count!r} is no number of drafts from 1 to {config.num_drafts}. Correct "
             "or remove it."
         )
     settings.update(**stored, allow_custom_entries=True)
     return settings
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Whether a value is of its setting's kind and range."""
+    if name == "verification_schedule":
+        return isinstance(value, str)
+    if name == "draft_context_window":
+        return type(value) is int and value >= 1
+    if name == "assistant_confidence_threshold":
+        return type(value) in (int, float) and 0 <= value <= 1
+    values = value if name == "confidence_temperatures" and isinstance(value, list) else [value]
+    return all(type(v) in (int, float) and 0 < v < math.inf for v in values)
 
 
 def read_object(file: str | os.PathLike) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class DFlashConfig(DrafterConfig):
 
     def require_complete(self) -> None:
         super().require_complete()
-        if any(map(self.is_sliding, range(self.num_hidden_layers))) and not self.text_config.sliding_window:
+        if any(map(self.is_sliding, range(self.num_hidden_layers))) and not getattr(
+            self.text_config, "sliding_window", None
+        ):
             raise ValueError(
                 "`layer_types` names sliding layers, but no `sliding_window` is set (or `use_sliding_window` is off)."
             )
@@ -67,8 +69,6 @@ class DFlashConfig(DrafterConfig):
                 f"{type(self).__name__} has no `mask_token_id`: the token that fills a block behind its anchor can't "
                 "be guessed. Add it to the checkpoint's config.json or pass `mask_token_id=...`."
             )
-        self.require_type(int, "block_size", "mask_token_id")
-        self.require_type(bool, "sample_from_anchor", "window_from_anchor", "sliding_causal")
         if isinstance(self.target_layer_ids, str):
             raise ValueError(f"`target_layer_ids` {self.target_layer_ids!r} is for EAGLE-3 alone. Give the list.")
         # Some formats leave the vocabulary to the target.

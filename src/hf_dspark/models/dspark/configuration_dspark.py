@@ -39,8 +39,3 @@ class DSparkConfig(DFlashConfig):
                 f"`markov_head_type` {self.markov_head_type!r} is unknown; choose one of {', '.join(MARKOV_HEADS)}."
             )
         self.confidence_head_with_markov = self.confidence_head_with_markov and self.markov_rank > 0
-
-    def require_complete(self) -> None:
-        super().require_complete()
-        self.require_type(int, "markov_rank")
-        self.require_type(bool, "enable_confidence_head", "confidence_head_with_markov")

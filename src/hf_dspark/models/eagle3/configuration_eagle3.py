@@ -27,7 +27,7 @@ class Eagle3Config(DrafterConfig):
     model_type = "eagle3"
 
     num_drafts: int = 7
-    step_loss_decay: float = 0.8
+    step_loss_decay: float | int = 0.8
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_before_residual: bool = False
