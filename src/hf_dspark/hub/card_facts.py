@@ -154,7 +154,7 @@ def losses_table(log: list[dict[str, Any]]) -> str:
 
 def training_entries(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries of a log that hold the training loss."""
-    return [entry for entry in log if isinstance(_number(entry.get("loss")), float)]
+    return [entry for entry in log if None not in (_number(entry.get("loss")), _number(entry.get("step")))]
 
 
 def _number(value: Any) -> float | None:
