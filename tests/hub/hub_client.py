@@ -72,6 +72,7 @@ def publish_again(folder: Path) -> dict:
     plan = publish_drafter(kept, "you/kept", dry_run=True)
     (kept / "README.md").write_text(plan.card)
     publish_drafter(kept, "you/kept")
+    told["unread card"] = refusal(lambda: publish_drafter(kept, "you/kept"))  # the server refuses it once
     publish_drafter(kept, "you/kept")
     card = plan.card.replace("by hand: notes -->\n", "by hand: notes -->\nWritten on the Hub.\n")
     HfApi().upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id="you/kept")
@@ -79,7 +80,6 @@ def publish_again(folder: Path) -> dict:
     (kept / "README.md").unlink()
     plan = publish_drafter(kept, "kept", dry_run=True)
     told["dry run"] = [plan.repo_id, "Written on the Hub." in plan.card, plan.notes]
-    told["unread card"] = refusal(lambda: publish_drafter(kept, "you/kept"))  # the server refuses it once
 
     told["public"] = refusal(lambda: publish_drafter(kept, "you/again", private=True))
     told["no login"] = refusal(lambda: publish_drafter(kept, "you/never", token=False))

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,10 @@ def test_a_killed_upload_leaves_nothing_half(walk):
 def test_rerun_sends_large_files_once(walk):
     hub, told = walk
     assert told["published"][0] == "you/my-drafter"
-    assert hub.count("PUT .*") == hub.after_kill[2] + 1  # and one that was refused, of another drafter
+    requests = takewhile(lambda request: "you/again" not in request[1], hub.received)
+    assert (
+        sum(method == "PUT" for method, _ in requests) == hub.after_kill[2] + 1
+    )  # and one that was refused, of another drafter
 
 
 def test_repository_is_whole(walk, pair):
@@ -143,7 +147,7 @@ def test_edits_on_the_hub_are_not_lost(walk):
     hub, told = walk
     assert told["edited there"].startswith("FileExistsError: The README.md of you/kept was edited on the Hub")
     assert told["dry run"] == ["you/kept", True, []]
-    assert told["unread card"] not in ("published", "") and UNREAD not in hub.refusals
+    assert "could not be read" in told["unread card"]
     assert b"Written on the Hub." in hub.files("you/kept")["README.md"]
 
 

@@ -210,7 +210,7 @@ def _look(
 ) -> tuple[str, Remote | None]:
     """The whole name of the repository, and what it holds. A dry run goes on without the Hub, and notes it."""
     try:
-        with _told_plainly(api):
+        with _told_plainly(api, is_upload=False):
             if "/" not in repo_id:
                 repo_id = f"{_user(api)}/{repo_id}"
             return repo_id, read_remote(api, repo_id, revision, CARD)
@@ -345,17 +345,18 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _told_plainly(api: HfApi) -> Iterator[None]:
+def _told_plainly(api: HfApi, is_upload: bool = True) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code == 401:
             raise PermissionError(f"{NOT_LOGGED_IN} ({one_line(error.server_message or error)})") from error
         raise  # says what the Hub says
-    except EntryNotFoundError as error:  # that of the cache: the network failed
-        raise ConnectionError(f"{api.endpoint} could not be read: {error.__cause__ or error}") from error
-    except (HTTPError, RuntimeError) as error:  # of a broken upload huggingface_hub makes a RuntimeError
+    except (EntryNotFoundError, HTTPError, RuntimeError) as error:
+        # Of a broken upload huggingface_hub makes a RuntimeError, of a failed read that of a file that is not cached.
+        why = error.__cause__ or error
+        if not is_upload:
+            raise ConnectionError(f"{api.endpoint} could not be read: {why}") from error
         raise ConnectionError(
-            f"The upload to {api.endpoint} broke off: {error.__cause__ or error}. Run it again: what has been "
-            "uploaded is not sent twice."
+            f"The upload to {api.endpoint} broke off: {why}. Run it again: what has been uploaded is not sent twice."
         ) from error
