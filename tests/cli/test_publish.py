@@ -45,11 +45,11 @@ def test_card(run, folder):
     assert run("card", folder, "--license", "apache-2.0").exit_code == 0
     assert (folder / "README.md").read_text() == before.replace("license: mit", "license: apache-2.0").replace(
         "Licence: mit", "Licence: apache-2.0"
-    ).replace(digest_of(before), digest_of((folder / "README.md").read_text()))
+    ).replace(digests_of(before), digests_of((folder / "README.md").read_text()))
 
 
-def digest_of(text):
-    return text.split('"digest": "')[1].split('"')[0]
+def digests_of(text):
+    return text.split('"digest": ')[1].split("}")[0]
 
 
 def test_publish_shows_what_it_would_send(run, folder):
@@ -92,7 +92,7 @@ def test_faults_are_one_line(folder, monkeypatch, capsys):
         (("card", str(folder)), "was not made by hf-dspark"),
         (("card", str(folder / "nowhere")), "There is no folder"),
         (("publish", str(folder), "a/b/c", "--dry-run"), "is no name of a repository"),
-        (("publish", str(folder), "you/x", "--dry-run", "--results", str(folder)), "No results.json in"),
+        (("publish", str(folder), "you/x", "--dry-run", "--force", "--results", str(folder)), "No results.json in"),
         (("card", str(folder), "--license", "\x1b[31mred"), "is no licence identifier"),
     ):
         monkeypatch.setattr(sys, "argv", ["hf-dspark", *arguments])

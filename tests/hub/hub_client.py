@@ -4,10 +4,12 @@ imported. Run by `test_publishing.py` against the server of `local_hub.py`; prin
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi
 from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_dspark import AutoDrafter, publish_drafter
@@ -52,7 +54,47 @@ def main() -> None:
             publish_drafter(loaded, repo_id)
         except OSError as error:
             told[where] = str(error)
-    print(json.dumps(told))
+    print(json.dumps(told | publish_again(folder)))
+
+
+def publish_again(folder: Path) -> dict:
+    told = {}
+    drafter = AutoDrafter.from_pretrained(folder)
+    drafter.training_record = {"updates": 4}
+    publish_drafter(drafter, "you/again")
+    drafter.fc.weight.data.add_(2)
+    drafter.training_record = None
+    told["removed"] = publish_drafter(drafter, "you/again", max_shard_size="20KB").removed
+    told["new weights"] = torch.equal(AutoDrafter.from_pretrained("you/again").fc.weight, drafter.fc.weight)
+
+    # The folder has a card of its own, and that on the Hub is edited.
+    kept = shutil.copytree(folder, Path("kept"))
+    plan = publish_drafter(kept, "you/kept", dry_run=True)
+    (kept / "README.md").write_text(plan.card)
+    publish_drafter(kept, "you/kept")
+    told["unread card"] = refusal(lambda: publish_drafter(kept, "you/kept"))  # the server refuses it once
+    publish_drafter(kept, "you/kept")
+    card = plan.card.replace("by hand: notes -->\n", "by hand: notes -->\nWritten on the Hub.\n")
+    HfApi().upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id="you/kept")
+    told["edited there"] = refusal(lambda: publish_drafter(kept, "you/kept", dry_run=True))
+    (kept / "README.md").unlink()
+    plan = publish_drafter(kept, "kept", dry_run=True)
+    told["dry run"] = [plan.repo_id, "Written on the Hub." in plan.card, plan.notes]
+
+    told["public"] = refusal(lambda: publish_drafter(kept, "you/again", private=True))
+    told["no login"] = refusal(lambda: publish_drafter(kept, "you/never", token=False))
+    told["bad licence"] = refusal(lambda: publish_drafter(kept, "you/never", license="Do what you want"))
+    (kept / "README.md").write_text("# Mine")
+    told["own card"] = refusal(lambda: publish_drafter(kept, "you/never"))
+    return told
+
+
+def refusal(publish) -> str:
+    try:
+        publish()
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "published"
 
 
 if __name__ == "__main__":

@@ -265,7 +265,9 @@ class Handler(BaseHTTPRequestHandler):
         files = dict(repository.commits[repository.at(branch)])
         for line in lines:
             value = line["value"]
-            if line["key"] == "file":
+            if line["key"] == "deletedFile":
+                del files[value["path"]]
+            elif line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.hub.objects[value["oid"]]

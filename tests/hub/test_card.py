@@ -50,7 +50,15 @@ def estimate(value):
     return {"value": value, "low": value - 0.1, "high": value + 0.1}
 
 
-def make_results(model, task="gsm8k", source="openai/gsm8k", device="A processor", complete=True, kind="dspark"):
+def make_results(
+    model,
+    task="gsm8k",
+    source="openai/gsm8k",
+    device="A processor",
+    complete=True,
+    kind="dspark",
+    target="some/target-4B",
+):
     """Results of one drafter under two schedules on one task, as `hf-dspark evaluate` writes them."""
     entries = [
         {
@@ -73,7 +81,7 @@ def make_results(model, task="gsm8k", source="openai/gsm8k", device="A processor
     return {
         "complete": complete,
         "created": "2026-01-01T00:00:00+00:00",
-        "target": {"name": "some/target-4B", "dtype": "float32"},
+        "target": {"name": target, "dtype": "float32"},
         "settings": {"max_new_tokens": 64, "temperature": 0.0, "enable_thinking": False},
         "versions": {"torch": "2.13.0"},
         "hardware": {"device": "cpu", "device_name": device, "threads": 2},
@@ -289,6 +297,67 @@ def test_results_of_another_drafter_are_refused(folder):
         make_card(folder)
 
 
+def test_results_of_a_stranger_are_refused(folder, tmp_path):
+    """Another drafter, or another target; what is there already stays."""
+    write_results(folder, make_results(folder))
+    before = (folder / "results.json").read_text()
+    for results, complaint in (
+        (make_results("someone/else"), "of other drafters than"),
+        (make_results(folder, target="other/target-70B"), "made with the target other/target-70B"),
+    ):
+        write_results(tmp_path / "run", results)
+        with pytest.raises(ValueError, match=complaint):
+            write_card(folder, results=tmp_path / "run")
+    assert (folder / "results.json").read_text() == before
+    write_results(tmp_path / "run", make_results("you/mine"))
+    write_card(folder, CardFacts(repo_id="you/mine"), results=tmp_path / "run")  # evaluated by its Hub id
+
+
+def test_drafters_of_one_name_stay_apart(folder, tmp_path):
+    results = make_results(folder)
+    results["contenders"]["confidence"]["model"] = str(tmp_path / "elsewhere" / folder.name)
+    write_results(tmp_path / "run", results)
+    copy_results(tmp_path / "run", folder)
+    metrics = make_card(folder).data.eval_results
+    assert metrics and all("(fixed schedule" in metric.metric_name for metric in metrics)
+
+
+def test_plots_are_of_the_results_beside_them(folder, tmp_path):
+    (folder / "plots").mkdir()
+    for name in ("reliability", "training_loss"):
+        (folder / "plots" / f"{name}.png").write_bytes(b"old")
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    hostile = "q) [c](javascript:alert(1)) <b>.png"
+    (tmp_path / "run" / "plots" / hostile).write_bytes(b"new")
+    write_results(tmp_path / "run", make_results(folder))
+    copy_results(tmp_path / "run", folder)
+    assert sorted(file.name for file in (folder / "plots").iterdir()) == [hostile, "training_loss.png"]
+    text = make_card(folder).text
+    assert "](plots/q%29%20%5Bc%5D%28javascript%3Aalert%281%29%29%20%3Cb%3E.png)" in text
+    assert "training_loss" not in text  # nothing was recorded of a training
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("settings",), None, "settings"),
+        (("tasks", 0, "source"), None, r"tasks\[0\].source"),
+        (("results", 0, "rows"), "x", r"results\[0\].rows"),
+        (("results", 0, "speedup"), {"value": "x"}, r"results\[0\].speedup.value"),
+        (("calibration", 0), [], r"calibration\[0\]"),
+    ],
+)
+def test_damaged_results_are_named(path, value, field, folder):
+    results = make_results(folder)
+    place = results
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    write_results(folder, results)
+    with pytest.raises(ValueError, match=rf"results.json is damaged: `{field}`"):
+        make_card(folder)
+
+
 # ---------------------------------------------------------------------- what is written by hand
 
 
@@ -326,12 +395,73 @@ def test_a_card_that_would_be_lost_is_refused(folder):
     write_card(folder)
 
 
+def test_what_the_checkpoint_says_now_is_told(folder, target):
+    """What an earlier card took from the checkpoint is taken anew; what its owner wrote stays."""
+    drafter = AutoDrafter.from_pretrained(folder)
+    drafter.training_record = {"data": {"datasets": ["old/data"]}}
+    drafter.save_pretrained(folder)
+    write_card(folder, CardFacts(datasets="extra/data", tags="fast"))
+    drafter = Eagle3Drafter.from_target(target, target_layer_ids=[0, 1, 2], target_name_or_path="new/target-8B")
+    drafter.training_record = {"data": {"datasets": ["new/data"]}}
+    drafter.save_pretrained(folder)
+    data = make_card(folder).data
+    assert (data.base_model, data.datasets) == ("new/target-8B", ["new/data", "extra/data"])
+    assert "dspark" not in data.tags and {"eagle3", "fast"} <= {*data.tags}
+    write_card(folder, CardFacts(base_model="given/base"))
+    assert write_card(folder).read_text().count("base_model: given/base") == 1
+
+
+BY_HAND = {
+    "license": "license: mit\nlicense_name: foo",
+    "base_model": "base_model:\n- some/target-4B\n- other/x",
+    "base_model_relation": "base_model_relation: finetune",
+    "pipeline_tag": "pipeline_tag: image-text-to-text",
+    "language": "language:\n- no",
+    "model-index": "model-index:\n- name: m\n  results:\n  - task:\n      type: text-generation\n"
+    "    dataset:\n      type: a/b\n      name: b\n    metrics:\n    - type: acc\n      value: 1.0",
+}
+
+
+@pytest.mark.parametrize("field", BY_HAND)
+def test_metadata_of_the_owner_stays(field, folder):
+    file = write_card(folder)
+    text = re.sub(rf"^{field}: .*\n", "", file.read_text(), flags=re.MULTILINE)
+    file.write_text(text.replace("---\n", f"---\n{BY_HAND[field]}\n", 1))
+    before = ModelCard(file.read_text()).data.to_dict()
+    if field == "language":
+        before["language"] = ["no"]  # which YAML reads as a truth value
+    write_card(folder)
+    assert ModelCard(file.read_text()).data.to_dict() == before
+    write_card(folder)
+    assert ModelCard(file.read_text()).data.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("license: [mit, apache-2.0]", "README.md: `license`"),
+        ("language: English", "README.md: `language`"),
+        ("base_model: [5]", "README.md: `base_model`"),
+        ("title: a: b", "README.md: its metadata is no YAML in line 2"),
+        ("model-index: 5", "README.md: its metadata can't be read"),
+    ],
+)
+def test_metadata_that_no_card_can_have(line, complaint, folder):
+    file = write_card(folder)
+    text = re.sub(rf"^{line.split(':')[0]}: .*\n", "", file.read_text(), flags=re.MULTILINE)
+    file.write_text(text.replace("---\n", f"---\n{line}\n", 1))
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        write_card(folder)
+
+
 @pytest.mark.parametrize(
     ("facts", "complaint"),
     [
         ({"license": "MIT License"}, "no licence identifier"),
         ({"languages": ["English"]}, "no language code"),
+        ({"license": 5}, "no licence identifier"),
         ({"datasets": "a b"}, "no Hub id"),
+        ({"base_model": "gpt2"}, "no Hub id of a base model"),
         ({"repo_id": "../x"}, "no Hub id"),
         ({"base_model": "<script>"}, "no Hub id"),
     ],
@@ -363,7 +493,7 @@ def test_hostile_text_stays_text(text, target, tmp_path):
     drafter.training_record = {"data": {"supervised": text, "datasets": [text]}, "arguments": {text: text}}
     drafter.training_record |= {"updates": text, "machine": {"device_name": text}, "versions": {text: text}}
     drafter.save_pretrained(tmp_path)
-    write_results(tmp_path, make_results(tmp_path, task=text, source=text, device=text))
+    write_results(tmp_path, make_results(tmp_path, task=text, source=text, device=text, target=text))
     harmless = make_card_of("harmless", target, tmp_path / "harmless")
     card = make_card(tmp_path, CardFacts(tags=text))
     body = card.text
@@ -389,7 +519,7 @@ def make_card_of(text, target, folder):
     drafter.training_record = {"data": {"supervised": text, "datasets": [text]}, "arguments": {text: text}}
     drafter.training_record |= {"updates": text, "machine": {"device_name": text}, "versions": {text: text}}
     drafter.save_pretrained(folder)
-    write_results(folder, make_results(folder, task=text, source=text, device=text))
+    write_results(folder, make_results(folder, task=text, source=text, device=text, target=text))
     return make_card(folder, CardFacts(tags=text)).text
 
 

@@ -68,6 +68,8 @@ def require_there(name_or_path: Any, location: dict[str, Any]) -> None:
     name = str(name_or_path)
     if Path(name).is_dir():
         return
+    if Path(name).is_file():
+        raise NotADirectoryError(f"{name} is a file. Name the folder that it lies in.")
     if not is_repo_id(name):
         raise FileNotFoundError(f"There is no folder {name}, and no repository on the Hub has such a name.")
     cache = Path(location.get("cache_dir") or constants.HF_HUB_CACHE)

@@ -44,16 +44,14 @@ def card(
     """
     from transformers.utils.logging import disable_progress_bar
 
-    from ..hub.card import CardFacts, copy_results, write_card
+    from ..hub.card import CardFacts, write_card
     from ..hub.escaping import printable
     from ..hub.pairs import drafter_folder
 
     folder = Path(drafter_folder(str(folder)))
     disable_progress_bar()
     facts = CardFacts(repo_id, base_model, license, language, dataset, tag, thinking)
-    if results is not None:
-        copy_results(results, folder)
-    file = write_card(folder, facts, force)
+    file = write_card(folder, facts, force, results=results)
     console = Console(soft_wrap=True, highlight=False)
     console.print(Text(printable(f"{file} is written.")))
     if missing := _missing(file.read_text(encoding="utf-8")):

@@ -96,6 +96,10 @@ def _show(publication: Publication) -> None:
     console.print(_files_table(publication))
     if publication.left_out:
         console.print(Text(printable(f"\nNot a part of it, and left out: {', '.join(publication.left_out)}.")))
+    if publication.removed:
+        console.print(Text(printable(f"\nThere from an earlier time, and removed: {', '.join(publication.removed)}.")))
+    for note in publication.notes:
+        console.print(Text(printable(f"\n{note}")))
     console.print(Text(f"\nThe card:\n\n{printable(publication.card)}"))
 
 

@@ -8,21 +8,23 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..checkpoints.engines import servings
-from ..evaluation.results import RESULTS_FILE, read_results, write_results
+from ..evaluation.results import RESULTS_FILE, write_results
 from ..models.adapters import refuse_adapter_folder
 from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
-from ..models.loading import longest_trained
+from ..models.loading import TRAINING_RECORD, longest_trained, read_object
 from . import card_results
-from .card_facts import MISSING, drafter_table, settings_table, training_facts
+from .card_facts import MISSING, drafter_table, settings_table, training_entries, training_facts
 from .escaping import markdown, one_line
 from .names import hub_id, is_repo_id, short_name, without_paths
-from .regions import add_header, read_header, read_regions, render_regions, was_edited
+from .old_card import base_models, known_facts, read_old_card, results_by_hand
+from .regions import add_header, read_regions, render_regions
 
 
 CARD = "README.md"
@@ -71,15 +73,17 @@ class CardFacts:
             value = getattr(self, name)
             setattr(self, name, [value] if isinstance(value, str) else list(value or []))
         for name in (self.repo_id, self.base_model, *self.datasets):
-            if name is not None and not is_repo_id(name):
+            if name is not None and not (isinstance(name, str) and is_repo_id(name)):
                 raise ValueError(f"{one_line(name)!r} is no Hub id. Write owner/name.")
-        if self.license is not None and not _LICENSE.fullmatch(self.license):
+        if self.base_model is not None and "/" not in self.base_model:
+            raise ValueError(f"{one_line(self.base_model)!r} is no Hub id of a base model. Write owner/name.")
+        if self.license is not None and not (isinstance(self.license, str) and _LICENSE.fullmatch(self.license)):
             raise ValueError(
                 f"{one_line(self.license)!r} is no licence identifier of the Hub, such as apache-2.0; they are listed "
                 "at https://huggingface.co/docs/hub/repositories-licenses."
             )
         for language in self.languages:
-            if not _LANGUAGE.fullmatch(language):
+            if not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
                 raise ValueError(f"{one_line(language)!r} is no language code. Write en, de, zh, code, ...")
 
 
@@ -88,6 +92,7 @@ def make_card(
     facts: CardFacts | None = None,
     force: bool = False,
     drafter: Drafter | None = None,
+    results: str | os.PathLike | None = None,
 ) -> ModelCard:
     """
     Makes the card of a drafter's folder; nothing is written.
@@ -99,13 +104,14 @@ def make_card(
         force (`bool`, *optional*, defaults to `False`): Whether a card that was not made here, or was edited outside
             its regions, is given up.
         drafter (`Drafter`, *optional*): The drafter, if it is loaded already.
+        results (`str`, *optional*): Results of an evaluation that lie elsewhere.
 
     Returns:
         `huggingface_hub.ModelCard`: the card.
 
     Raises:
         FileExistsError: If there is a card that would be lost.
-        ValueError: If the folder holds no drafter, or results of another one.
+        ValueError: If the folder holds no drafter, something damaged, or results of another one.
 
     Example:
 
@@ -119,15 +125,22 @@ def make_card(
     """
     folder, facts = Path(folder), facts or CardFacts()
     drafter = drafter or _load(folder)
-    old = _old_card(folder, force)
+    record = training_record(drafter, folder)
+    own = _derived(drafter, record)
+    old = read_old_card(folder / CARD, force)
     kept = read_regions(old.content) if old else {}
-    facts = _with_old(facts, old)
-    results = read_results(folder) if (folder / RESULTS_FILE).is_file() else None
-    contenders = card_results.contenders_of(results, drafter, folder, facts.repo_id) if results else {}
+    facts = _with_old(facts, old, own, force)
+    found = _results(folder, drafter, facts, results)
+    contenders = card_results.contenders_of(found) if found else {}
+    data = _metadata(drafter, folder, facts, own, old)
     name = facts.base_model or drafter.config.target_name_or_path
-    data = _metadata(drafter, folder, facts, old)
-    if results:
-        data.eval_results = card_results.eval_results(results, contenders, facts.repo_id) or None
+    if name is None and isinstance(data.base_model, list):
+        name = data.base_model[0]
+    measured = card_results.eval_results(found, contenders, facts.repo_id) if found else []
+    by_hand = results_by_hand(old)
+    data.eval_results = [*measured, *by_hand] or None
+    if by_hand and not measured:
+        data.model_name = old.data.model_name
     if not data.eval_results:
         data.pop("model_name")  # names the results, and nothing else
     card = ModelCard.from_template(
@@ -142,13 +155,14 @@ def make_card(
         engines=_engines(drafter, facts.repo_id, name),
         facts=drafter_table(drafter),
         settings=settings_table(drafter),
-        training=_training(drafter, folder, facts, bool(kept.get("training", "").strip())),
-        evaluation=_evaluation(folder, results, contenders, bool(kept.get("evaluation", "").strip())),
-        limits=_limits(drafter, data, results, contenders),
+        training=_training(record, folder, facts, bool(kept.get("training", "").strip())),
+        evaluation=_evaluation(folder, found, contenders, bool(kept.get("evaluation", "").strip())),
+        limits=_limits(drafter, data, found, contenders),
         citations=_citations(drafter.config.model_type),
         region=render_regions(kept),
     )
-    card.text = add_header(card.text, {"repo_id": facts.repo_id, "thinking": facts.thinking})
+    remembered = {"repo_id": facts.repo_id, "thinking": facts.thinking, "derived": own}
+    card.text = add_header(card.text, card.data.to_dict(), remembered)
     return card
 
 
@@ -157,15 +171,21 @@ def write_card(
     facts: CardFacts | None = None,
     force: bool = False,
     drafter: Drafter | None = None,
+    results: str | os.PathLike | None = None,
 ) -> Path:
     """
-    Makes a card and puts it in the folder, with a plot of the losses where matplotlib is installed. See [`make_card`].
+    Makes a card and puts it in the folder, with a plot of the losses where matplotlib is installed, and `results` from
+    elsewhere with their plots. Nothing is written if something is refused. See [`make_card`].
 
     Returns:
         `Path`: the card.
     """
     folder = Path(folder)
     drafter = drafter or _load(folder)
+    checked = make_card(folder, facts, force, drafter, results).data.base_model
+    if results is not None:
+        base_model = checked if isinstance(checked, str) else None
+        copy_results(results, folder, drafter, [facts.repo_id] if facts else (), base_model)
     _plot_losses(drafter, folder)
     card = make_card(folder, facts, force, drafter)
     aside = folder / f".{CARD}.{os.getpid()}.tmp"
@@ -177,7 +197,13 @@ def write_card(
     return folder / CARD
 
 
-def copy_results(source: str | os.PathLike, folder: str | os.PathLike) -> None:
+def copy_results(
+    source: str | os.PathLike,
+    folder: str | os.PathLike,
+    drafter: Drafter | None = None,
+    names: Iterable[str | None] = (),
+    base_model: str | None = None,
+) -> None:
     """
     Puts the results of an evaluation, and its plots, beside a drafter, where its card finds them. Folders of this
     machine that are named in them are left out.
@@ -185,19 +211,41 @@ def copy_results(source: str | os.PathLike, folder: str | os.PathLike) -> None:
     Args:
         source (`str`): What `hf-dspark evaluate` wrote: a folder, or its `results.json`.
         folder (`str`): The drafter's.
+        drafter (`Drafter`, *optional*): The drafter, if it is loaded already.
+        names (`Iterable[str]`, *optional*): Other folders and Hub ids that it is known as.
+        base_model (`str`, *optional*): Its target; the one that the checkpoint names by default.
 
     Raises:
         OSError: If there are none, or no drafter.
-        ValueError: If they are no results of an evaluation.
+        ValueError: If they are no results of an evaluation, of other drafters, or of another target.
     """
-    require_drafter(Path(folder))
-    results = read_results(source)
+    source, folder = Path(source), Path(folder)
+    require_drafter(folder)
+    drafter = drafter or _load(folder)
+    place = source if source.is_dir() else source.parent
+    results = card_results.read_own_results(source, drafter, [str(folder), *names], base_model)
     write_results(folder, without_paths({name: results[name] for name in results if name != "schema_version"}))
-    plots = (Path(source) if Path(source).is_dir() else Path(source).parent) / PLOTS
-    place = Path(folder) / PLOTS
-    for file in plots.glob("*.png") if plots.resolve() != place.resolve() else ():
-        place.mkdir(exist_ok=True)
-        shutil.copyfile(file, place / file.name)
+    if (place / PLOTS).resolve() == (folder / PLOTS).resolve():
+        return
+    for file in _evaluation_plots(folder):  # of an earlier evaluation
+        file.unlink()
+    for file in _evaluation_plots(place):
+        (folder / PLOTS).mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / PLOTS / file.name)
+
+
+def _evaluation_plots(folder: Path) -> list[Path]:
+    return sorted(file for file in (folder / PLOTS).glob("*.png") if f"{PLOTS}/{file.name}" != LOSS_PLOT)
+
+
+def _results(
+    folder: Path, drafter: Drafter, facts: CardFacts, elsewhere: str | os.PathLike | None
+) -> dict[str, Any] | None:
+    """The results that the card tells; `None` if there are none."""
+    if elsewhere is None and not (folder / RESULTS_FILE).is_file():
+        return None
+    names = [str(folder), facts.repo_id]
+    return card_results.read_own_results(elsewhere or folder, drafter, names, facts.base_model)
 
 
 def _load(folder: Path) -> Drafter:
@@ -218,64 +266,50 @@ def require_drafter(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} holds no drafter (no config.json). Save one there first.")
 
 
-def _old_card(folder: Path, force: bool) -> ModelCard | None:
-    file = folder / CARD
-    if not file.is_file():
-        return None
-    card = ModelCard.load(file, ignore_metadata_errors=True)
-    if force:
-        return card
-    if read_header(card.content) is None:
-        raise FileExistsError(
-            f"The {CARD} that is there was not made by hf-dspark, and its text would be lost. Move it away, run this "
-            "again, and put what you want to keep into a region of the new card; or replace it with force=True "
-            "(--force)."
-        )
-    if was_edited(card.text):
-        raise FileExistsError(
-            f"The {CARD} that is there was edited outside its regions, and that would be lost. Move it between "
-            "`by hand` and `end of`, or replace it with force=True (--force)."
-        )
-    return card
+def _derived(drafter: Drafter, record: dict[str, Any] | None) -> dict[str, Any]:
+    """What the checkpoint says of the metadata that a card may have from elsewhere too."""
+    datasets = ((record or {}).get("data") or {}).get("datasets") or []
+    return {"base_model": hub_id(drafter.config.target_name_or_path), "datasets": [*filter(hub_id, datasets)]}
 
 
-def _with_old(facts: CardFacts, old: ModelCard | None) -> CardFacts:
+def _with_old(facts: CardFacts, old: ModelCard | None, own: dict[str, Any], force: bool) -> CardFacts:
     """The facts, filled up with those of the card that is there already."""
     if old is None:
         return facts
-    header, data = read_header(old.content) or {}, old.data
-    known = {
-        "repo_id": header.get("repo_id"),
-        "thinking": header.get("thinking"),
-        "base_model": data.get("base_model") if isinstance(data.get("base_model"), str) else None,
-        "license": data.get("license"),
-        "languages": data.get("language"),
-        "datasets": data.get("datasets"),
-        "tags": data.get("tags"),
-    }
+    known = known_facts(old, own)
+    for name, value in [*known.items()]:
+        try:
+            CardFacts(**{name: value})
+        except ValueError as error:
+            if force:
+                del known[name]
+                continue
+            field = "language" if name == "languages" else name
+            raise ValueError(f"{CARD}: `{field}`: {error} Correct it, or use force=True (--force).") from None
     given = {name: value for name, value in asdict(facts).items() if value not in (None, [])}
     return CardFacts(**{**known, **given})
 
 
-def _metadata(drafter: Drafter, folder: Path, facts: CardFacts, old: ModelCard | None) -> ModelCardData:
-    kind, record = drafter.config.model_type, drafter.training_record or {}
-    recorded = filter(hub_id, (record.get("data") or {}).get("datasets") or [])
-    base = hub_id(facts.base_model or drafter.config.target_name_or_path)
-    own = {
+def _metadata(
+    drafter: Drafter, folder: Path, facts: CardFacts, own: dict[str, Any], old: ModelCard | None
+) -> ModelCardData:
+    kind, by_hand = drafter.config.model_type, old.data if old else {}
+    base = facts.base_model or base_models(old) or own["base_model"]
+    fields = {
         "license": facts.license,
         "language": facts.languages or None,
         "base_model": base,
         # Of the relations that the Hub knows, the one whose models run beside their base model.
-        "base_model_relation": "adapter" if base else None,
-        "library_name": "hf-dspark",
-        "pipeline_tag": "text-generation",
-        "datasets": facts.datasets or [*recorded] or None,
+        "base_model_relation": (by_hand.get("base_model_relation") or "adapter") if base else None,
+        "library_name": by_hand.get("library_name") or "hf-dspark",
+        "pipeline_tag": by_hand.get("pipeline_tag") or "text-generation",
+        "datasets": [*dict.fromkeys([*own["datasets"], *facts.datasets])] or None,
         "tags": ["speculative-decoding", kind, "hf-dspark", "custom_generate", *map(one_line, facts.tags)],
         "model_name": short_name(facts.repo_id) or one_line(folder.resolve().name),
     }
     # What else the owner has put there stays.
-    more = {} if old is None else {k: v for k, v in old.data.to_dict().items() if k not in (*own, "model-index")}
-    return ModelCardData(**own, **more)
+    more = {k: v for k, v in old.data.to_dict().items() if k not in (*fields, "model-index")} if old else {}
+    return ModelCardData(**fields, **more)
 
 
 def _link(name: Any) -> str:
@@ -309,11 +343,11 @@ def _engines(drafter: Drafter, repo_id: str | None, target: Any) -> list[dict[st
     return list(found.values())
 
 
-def _training(drafter: Drafter, folder: Path, facts: CardFacts, by_hand: bool) -> dict[str, str]:
-    record = training_record(drafter, folder)
+def _training(record: dict[str, Any] | None, folder: Path, facts: CardFacts, by_hand: bool) -> dict[str, str]:
     if record and facts.thinking is not None:
         record = record | {"data": {"thinking": facts.thinking, **_known(record.get("data") or {})}}
-    return training_facts(record, by_hand) | {"plot": LOSS_PLOT if (folder / LOSS_PLOT).is_file() else ""}
+    is_drawn = len(training_entries((record or {}).get("log") or [])) > 1 and (folder / LOSS_PLOT).is_file()
+    return training_facts(record, by_hand) | {"plot": LOSS_PLOT if is_drawn else ""}
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:
@@ -321,8 +355,43 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_record(drafter: Drafter, folder: Path) -> dict[str, Any] | None:
-    """How the drafter was trained: its record, or what a checkpoint of the trainer tells."""
-    return drafter.training_record or record_of_state(folder)
+    """
+    How the drafter was trained: its record, or what a checkpoint of the trainer tells. Local paths are cut.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    file = folder / TRAINING_RECORD
+    record = read_object(file) if file.is_file() else drafter.training_record or record_of_state(folder)
+    if record is not None:
+        check_record(record, TRAINING_RECORD if file.is_file() else "training record")
+    return without_paths(record)
+
+
+def check_record(record: dict[str, Any], file: str) -> None:
+    """
+    Raises:
+        ValueError: If a field that the card reads is not what `DraftTrainer` writes.
+    """
+    for name in ("data", "arguments", "machine", "versions"):
+        if not isinstance(record.get(name), dict | None):
+            raise ValueError(f"{file} is damaged: `{name}` is no object. Correct or remove it.")
+    data = record.get("data") or {}
+    if not isinstance(data.get("thinking"), bool | str | None):
+        raise ValueError(
+            f"{file} is damaged: `data.thinking` is neither true, false nor a word. Correct or remove it."
+        )
+    datasets = data.get("datasets")
+    if not isinstance(datasets, list | None) or not all(isinstance(name, str) for name in datasets or []):
+        raise ValueError(f"{file} is damaged: `data.datasets` is no list of names. Correct or remove it.")
+    for name in ("log", "earlier"):
+        entries = record.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError(f"{file} is damaged: `{name}` is no list of objects. Correct or remove it.")
+    if not all(isinstance(entry.get("train_runtime", 0), int | float) for entry in record.get("log", [])):
+        raise ValueError(f"{file} is damaged: `train_runtime` is no number. Correct or remove it.")
+    for earlier in record.get("earlier", []):
+        check_record(earlier, file)
 
 
 def record_of_state(folder: Path) -> dict[str, Any] | None:
@@ -330,14 +399,17 @@ def record_of_state(folder: Path) -> dict[str, Any] | None:
     file = folder / TRAINER_STATE_NAME
     if not file.is_file():
         return None
-    state = json.loads(file.read_text(encoding="utf-8"))
-    return {"updates": state.get("global_step"), "epochs": state.get("epoch"), "log": state.get("log_history")}
+    state = read_object(file)
+    record = {"updates": state.get("global_step"), "epochs": state.get("epoch"), "log": state.get("log_history", [])}
+    check_record(record, TRAINER_STATE_NAME)
+    return record
 
 
 def _plot_losses(drafter: Drafter, folder: Path) -> None:
     from .plots import plot_losses
 
-    plot_losses((training_record(drafter, folder) or {}).get("log") or [], folder / LOSS_PLOT)
+    if plot_losses((training_record(drafter, folder) or {}).get("log") or [], folder / LOSS_PLOT) is None:
+        (folder / LOSS_PLOT).unlink(missing_ok=True)  # of an earlier training
 
 
 def _evaluation(folder: Path, results: dict | None, contenders: dict, by_hand: bool) -> dict[str, Any]:
@@ -348,11 +420,13 @@ def _evaluation(folder: Path, results: dict | None, contenders: dict, by_hand: b
             "parts": [],
             "plots": [],
         }
-    files = sorted(file for file in (folder / PLOTS).glob("*.png") if f"{PLOTS}/{file.name}" != LOSS_PLOT)
     return {
         "summary": card_results.summary(results),
         "parts": card_results.parts(results, contenders),
-        "plots": [{"title": markdown(file.stem.replace("_", " ")), "path": f"{PLOTS}/{file.name}"} for file in files],
+        "plots": [
+            {"title": markdown(file.stem.replace("_", " ")), "path": f"{PLOTS}/{quote(file.name)}"}
+            for file in _evaluation_plots(folder)
+        ],
     }
 
 

@@ -178,7 +178,7 @@ def _values(entries: list[dict[str, Any]], prefix: str) -> str:
 
 def training_entries(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries of a log that hold the training loss."""
-    return [entry for entry in log if isinstance(_number(entry.get("loss")), float)]
+    return [entry for entry in log if None not in (_number(entry.get("loss")), _number(entry.get("step")))]
 
 
 def _number(value: Any) -> float | None:

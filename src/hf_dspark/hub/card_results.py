@@ -1,5 +1,6 @@
 """What an evaluation's `results.json` says of one drafter: metadata for the Hub, and tables."""
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from ..evaluation.report import few_prompts_text, reported
+from ..evaluation.results import RESULTS_FILE, read_results
 from ..models.configuration_drafter import NAMES
 from ..models.drafter import Drafter
 from .card_facts import table
 from .escaping import markdown, one_line
-from .names import hub_id
+from .names import hub_id, short_name
 
 
 METRICS = {
@@ -20,44 +22,138 @@ METRICS = {
     "tokens_per_forward": "Tokens per target forward",
     "speedup": "Speed over plain decoding",
 }
+TASK_NAME = "Speculative decoding"
+MINE = "this_drafter"  # marks contenders in the results.json beside a drafter, where paths are cut
 _HUB_FILE = "hf://datasets/"
 
 
-def contenders_of(
-    results: dict[str, Any], drafter: Drafter, folder: str | os.PathLike, repo_id: str | None
-) -> dict[str, dict[str, Any]]:
+def read_own_results(
+    source: str | os.PathLike,
+    drafter: Drafter,
+    names: Iterable[str | None],
+    base_model: str | None = None,
+) -> dict[str, Any]:
     """
-    The contenders of an evaluation that are this drafter, under whatever schedule.
+    An evaluation's results, with the contenders marked that are this drafter, under whatever schedule.
 
     Args:
-        results (`dict`): What `evaluation.results.read_results` returned.
+        source (`str`): What `hf-dspark evaluate` wrote: a folder, or its `results.json`.
         drafter (`Drafter`): The drafter.
-        folder (`str`): Its folder.
-        repo_id (`str`, *optional*): Its Hub id.
+        names (`Iterable[str]`): What it is known as: folders and Hub ids.
+        base_model (`str`, *optional*): Its target; the one that the checkpoint names by default.
 
     Raises:
-        ValueError: If none is, or it can't be told.
+        OSError: If there are none.
+        ValueError: If they are damaged, of other drafters or another target.
     """
+    results = read_results(source)
+    check_results(results)
+    names = [name for name in {*names, drafter.config.name_or_path} if name]
     drafters = {name: entry for name, entry in results["contenders"].items() if entry.get("kind") == "drafter"}
-    models = {entry.get("model") for entry in drafters.values()}
-    names = {str(folder), drafter.config.name_or_path, repo_id} - {None, ""}
-    mine = {model for model in models if model in names or any(_is_same(model, name) for name in names)}
-    if not mine and len(models) == 1:
-        mine = models
+    place = Path(source) if Path(source).is_dir() else Path(source).parent
+    is_own = any(place.resolve() == Path(name).resolve() for name in names)  # so that earlier marks are right
+    mine = {name for name, entry in drafters.items() if is_own and entry.get(MINE)}
     if not mine:
-        evaluated = ", ".join(sorted(map(one_line, models))) or "none"
-        raise ValueError(f"The results are of other drafters than {folder} (evaluated: {evaluated}).")
-    found = {name: entry for name, entry in drafters.items() if entry.get("model") in mine}
-    kinds = {entry.get("drafter_type") for entry in found.values()}
+        models = {entry.get("model") for entry in drafters.values()}
+        own = _own_models(models, names)
+        mine = {name for name, entry in drafters.items() if entry.get("model") in own}
+    shown = " or ".join(sorted(map(one_line, names))) or "this drafter"
+    if not mine:
+        evaluated = ", ".join(sorted({one_line(entry.get("model")) for entry in drafters.values()})) or "none"
+        raise ValueError(f"The results are of other drafters than {shown} (evaluated: {evaluated}).")
+    kinds = {drafters[name].get("drafter_type") for name in mine}
     kind = drafter.config.model_type
     if kinds != {kind}:
         named = ", ".join(NAMES.get(other, one_line(other)) for other in kinds)
-        raise ValueError(f"The results are of a {named} drafter, {folder} holds a {NAMES[kind]} drafter.")
-    return found
+        raise ValueError(f"The results are of a {named} drafter, {shown} holds a {NAMES[kind]} drafter.")
+    target, expected = results["target"].get("name"), base_model or drafter.config.target_name_or_path
+    if not _fits(target, expected):
+        raise ValueError(
+            f"The results were made with the target {one_line(target)}, and {shown} drafts for {one_line(expected)}. "
+            f"Evaluate it with {one_line(expected)}."
+        )
+    for name, entry in results["contenders"].items():
+        entry.pop(MINE, None)
+        if name in mine:
+            entry[MINE] = True
+    return results
+
+
+def contenders_of(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The contenders that [`read_own_results`] has marked."""
+    return {name: entry for name, entry in results["contenders"].items() if entry.get(MINE)}
+
+
+def _own_models(models: set[Any], names: list[str]) -> set[Any]:
+    found = {model for model in models if any(_is_same(model, name) for name in names)}
+    if found or len(models) != 1:
+        return found
+    # One drafter that had no name, or whose folder was moved since.
+    (model,) = models
+    is_elsewhere = isinstance(model, str) and (hub_id(model) or Path(model).is_dir())
+    was_moved = short_name(model) in {short_name(name) for name in names}
+    return models if model is None or (was_moved and not is_elsewhere) else set()
 
 
 def _is_same(model: Any, name: str) -> bool:
-    return isinstance(model, str) and Path(model).resolve() == Path(name).resolve()
+    if not isinstance(model, str):
+        return False
+    if model == name or (hub_id(model) and hub_id(model) == hub_id(name)):
+        return True
+    place = Path(name).resolve()
+    # A relative path may have been written in another working directory.
+    return Path(model).resolve() == place or place.as_posix().endswith(f"/{Path(model).as_posix()}")
+
+
+def _fits(target: Any, expected: Any) -> bool:
+    if not isinstance(target, str) or not isinstance(expected, str):
+        return True
+    if hub_id(target) and hub_id(expected):
+        return hub_id(target) == hub_id(expected)
+    return short_name(target) == short_name(expected)
+
+
+def check_results(results: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: If a field that the card reads is not as `hf-dspark evaluate` writes it.
+    """
+
+    def check(value: Any, kind: Any, name: str) -> None:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{RESULTS_FILE} is damaged: `{name}` is {one_line(repr(value), 40)}. Evaluate again.")
+
+    def check_all(entries: Any, name: str, fields: dict[str, Any]) -> None:
+        check(entries, list, name)
+        for i, entry in enumerate(entries):
+            check(entry, dict, f"{name}[{i}]")
+            for field, kind in fields.items():
+                check(entry.get(field), kind, f"{name}[{i}].{field}")
+
+    estimate, maybe_list = dict | int | float | None, list | None
+    for name in ("target", "settings", "versions", "hardware", "contenders"):
+        check(results[name], dict, name)
+    for name, contender in results["contenders"].items():
+        check(contender, dict, f"contenders.{name}")
+    check_all(results["tasks"], "tasks", {"name": str, "source": str, "skipped": maybe_list})
+    fields = dict.fromkeys(METRICS, estimate) | {"positions": maybe_list, "equality": dict | None}
+    check_all(results["results"], "results", {"contender": str, "task": str, "rows": int, **fields})
+    check_all(results["calibration"], "calibration", {"positions": maybe_list})
+    for part, values in (("results", ("marginal", "conditional")), ("calibration", ("predicted", "observed"))):
+        for i, entry in enumerate(results[part]):
+            for metric in METRICS:
+                if isinstance(entry.get(metric), dict):
+                    check(entry[metric].get("value"), int | float | None, f"{part}[{i}].{metric}.value")
+            check_all(
+                entry.get("positions") or [],
+                f"{part}[{i}].positions",
+                {"position": int, **dict.fromkeys(values, estimate)},
+            )
+
+
+def is_ours(result: EvalResult) -> bool:
+    """Whether an entry of a card's metadata was made here."""
+    return result.task_name == TASK_NAME and result.metric_type in METRICS
 
 
 def eval_results(
@@ -81,7 +177,7 @@ def eval_results(
                 found.append(
                     EvalResult(
                         task_type="text-generation",
-                        task_name="Speculative decoding",
+                        task_name=TASK_NAME,
                         dataset_type=one_line(dataset_of(tasks[entry["task"]])),
                         dataset_name=one_line(entry["task"]),
                         metric_type=metric,
@@ -108,7 +204,8 @@ def entries(results: dict[str, Any], contenders: dict[str, Any]) -> list[dict[st
 
 
 def _value(estimate: Any) -> float | None:
-    return estimate["value"] if isinstance(estimate, dict) else estimate
+    value = estimate.get("value") if isinstance(estimate, dict) else estimate
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _estimate(estimate: Any) -> str:

@@ -6,6 +6,9 @@ from typing import Any
 from ..origins import hub_origin, is_repo_id
 
 
+_LOCAL = ("~/", "./", "../", ".\\", "..\\", "file://")
+
+
 def hub_id(name: Any) -> str | None:
     """The Hub id `owner/name` that a name stands for; `None` for folders and whatever else the Hub can't have."""
     if not isinstance(name, str):
@@ -23,11 +26,19 @@ def short_name(name: Any) -> str | None:
     return (hub_id(name) or name.replace("\\", "/")).rstrip("/").split("/")[-1] or None
 
 
-def without_paths(value: Any) -> Any:
-    """A JSON value in which absolute paths are cut to what they lead to, for files that others will read."""
+def without_paths(value: Any, name: str = "") -> Any:
+    """
+    A JSON value in which local paths are cut to what they lead to, for files that others will read.
+
+    Args:
+        value: The value.
+        name (`str`, *optional*): Its key. Those that end in `name_or_path` may hold a relative path too.
+    """
     if isinstance(value, dict):
-        return {key: without_paths(each) for key, each in value.items()}
+        return {key: without_paths(each, key) for key, each in value.items()}
     if isinstance(value, list):
-        return [without_paths(each) for each in value]
-    is_path = isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute())
-    return (hub_id(value) or short_name(value)) if is_path else value
+        return [without_paths(each, name) for each in value]
+    if not isinstance(value, str):
+        return value
+    is_path = PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith(_LOCAL)
+    return hub_id(value) or short_name(value) or value if is_path or name.endswith("name_or_path") else value

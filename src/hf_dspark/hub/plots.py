@@ -15,7 +15,7 @@ def plot_losses(log: list[dict[str, Any]], file: Path) -> Path | None:
         log (`list[dict]`): The trainer's `state.log_history`.
         file (`Path`): Where to, a PNG; its folder is made.
     """
-    entries, held_out = training_entries(log), [entry for entry in log if "eval_loss" in entry]
+    entries, held_out = training_entries(log), [entry for entry in log if {"eval_loss", "step"} <= entry.keys()]
     if len(entries) < 2:
         return None
     try:

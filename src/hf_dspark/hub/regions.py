@@ -48,9 +48,9 @@ def read_header(text: str) -> dict[str, Any] | None:
         return None
 
 
-def add_header(text: str, facts: dict[str, Any]) -> str:
-    """The text of a card with what it shall remember in front."""
-    fields = {**facts, "digest": digest(text)}
+def add_header(text: str, data: dict[str, Any], facts: dict[str, Any]) -> str:
+    """The text of a card with what it shall remember in front; `data` is its metadata."""
+    fields = {**facts, "digest": digest(text), "whole": _whole(data, text)}
     return f"<!-- hf-dspark card {json.dumps(fields)}\n{NOTE} -->\n{text}"
 
 
@@ -60,7 +60,20 @@ def was_edited(text: str) -> bool:
     return header.get("digest") != digest(_HEADER.sub("", text, count=1))
 
 
+def was_touched(data: dict[str, Any], text: str) -> bool:
+    """Whether anything, metadata and regions too, is no longer as it was written."""
+    header = read_header(text) or {}
+    return header.get("whole") != _whole(data, _HEADER.sub("", text, count=1))
+
+
+def _whole(data: dict[str, Any], text: str) -> str:
+    return _hash(json.dumps(data, sort_keys=True, default=str) + "\n" + text.replace("\r\n", "\n").strip())
+
+
 def digest(text: str) -> str:
     """Tells a card's text, but for its regions, from any other."""
-    text = _REGION.sub(lambda found: found[1], text.replace("\r\n", "\n"))
+    return _hash(_REGION.sub(lambda found: found[1], text.replace("\r\n", "\n")))
+
+
+def _hash(text: str) -> str:
     return hashlib.sha256("\n".join(line.rstrip() for line in text.strip().splitlines()).encode()).hexdigest()[:16]

@@ -370,11 +370,10 @@ class DraftTrainer(Trainer):
 
     def create_model_card(
         self,
-        license: str | None = None,
+        model_name: str | None = None,
         language: str | list[str] | None = None,
         dataset: str | list[str] | None = None,
-        tags: str | list[str] | None = None,
-        **kwargs: Any,
+        **facts: Any,
     ) -> None:
         """
         Writes the drafter's card and `custom_generate/generate.py` to the output folder; `push_to_hub` calls it. Of
@@ -383,7 +382,7 @@ class DraftTrainer(Trainer):
         if self.is_world_process_zero() and not self.drafter.has_adapters:
             from ..hub.publishing import complete_folder
 
-            facts = {"license": license, "languages": language, "datasets": dataset, "tags": tags}
+            facts = {"languages": language, "datasets": dataset} | facts
             complete_folder(self.args.output_dir, repo_id=self.hub_model_id, **facts)
 
 
