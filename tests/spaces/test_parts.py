@@ -402,7 +402,7 @@ def test_damaged_repositories_get_one_notice(pairs, tiny_hub, tiny_pair, place_i
 
 def test_a_drafter_whose_target_has_no_name(pairs, tiny_hub, tiny_pair, place_in_cache, tmp_path):
     shutil.copytree(tiny_pair[1], tmp_path / "drafter")
-    edited("config.json", target_name_or_path=["a"])(tmp_path / "drafter")
+    edited("config.json", target_name_or_path=None)(tmp_path / "drafter")
     place_in_cache(tiny_hub, "tiny/unnamed", tmp_path / "drafter")
     with pytest.raises(PairError, match="does not say which target"):
         pairs.load("", "tiny/unnamed")

@@ -343,19 +343,18 @@ class Adapters:
         Raises:
             ValueError: If it has no adapters, or they are disabled.
         """
-        self._tell_training()
-
         self._require_adapters()
         if any(module.disable_adapters for module in adapter_layers(self).values()):
             raise ValueError(
                 "The adapters are disabled. Call `drafter.enable_adapters()` before merging, or load the base drafter "
                 "to go on without them."
             )
+        self._tell_training()
         for name, module in adapter_layers(self).items():
             plain = _base_of(module)
-            if not module.disable_adapters and hasattr(module, "get_base_layer"):
+            if hasattr(module, "get_base_layer"):
                 module.merge(safe_merge=True)
-            elif not module.disable_adapters and module.active_adapters:
+            elif module.active_adapters:
                 plain = module.modules_to_save[module.active_adapters[0]]
             self.set_submodule(name, plain)
         del self.peft_config

@@ -104,6 +104,8 @@ def _is_setting(name: str, value: Any) -> bool:
         return type(value) is int and value >= 1
     if name == "assistant_confidence_threshold":
         return type(value) in (int, float) and 0 <= value <= 1
+    if name == "calibration_temperature":  # 0 is greedy
+        return type(value) in (int, float) and 0 <= value < math.inf
     values = value if name == "confidence_temperatures" and isinstance(value, list) else [value]
     return all(type(v) in (int, float) and 0 < v < math.inf for v in values)
 
