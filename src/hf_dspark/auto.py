@@ -20,7 +20,6 @@ from .models.dspark.configuration_dspark import DSparkConfig
 from .models.dspark.modeling_dspark import DSparkDrafter
 from .models.eagle3.configuration_eagle3 import Eagle3Config
 from .models.eagle3.modeling_eagle3 import Eagle3Drafter
-from .models.loading import require_place
 
 
 DRAFTERS = {"dspark": DSparkDrafter, "dflash": DFlashDrafter, "eagle3": Eagle3Drafter}
@@ -55,7 +54,6 @@ class AutoDrafter:
             OSError: If there is no folder or model of this name.
             ValueError: If the checkpoint is no drafter that we know, or damaged.
         """
-        require_place(pretrained_model_name_or_path)
         location = {k: kwargs[k] for k in LOCATION if k in kwargs}
         require_there(pretrained_model_name_or_path, location)
         base = adapter_base(pretrained_model_name_or_path, location)

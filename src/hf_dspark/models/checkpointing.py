@@ -12,7 +12,6 @@ from .loading import (
     load_generation_config,
     load_training_record,
     refuse_incomplete,
-    require_place,
     save_training_record,
 )
 
@@ -80,11 +79,12 @@ class Checkpoints:
             ValueError: If weights are missing, unknown or damaged, or the checkpoint is of another kind of drafter.
             OSError: If there are no weights.
         """
-        from ..checkpoints import naming
+        from ..checkpoints import LOCATION, naming
+        from ..checkpoints.files import require_there
 
         name, want_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         if name is not None:
-            require_place(name)
+            require_there(name, {k: kwargs[k] for k in LOCATION if k in kwargs})
         base = adapter_base(name, kwargs)
         if base is not None:
             loaded = cls._from_adapters(name, base, *args, **kwargs)

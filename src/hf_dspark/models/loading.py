@@ -36,23 +36,6 @@ def default_generation_config(config: DrafterConfig) -> GenerationConfig:
     return settings
 
 
-def require_place(name_or_path: Any) -> None:
-    """
-    Refuses a path that leads to no folder; what is no path is left to the Hub.
-
-    Raises:
-        OSError: If it leads to a file, or nowhere.
-    """
-    if not isinstance(name_or_path, str | os.PathLike):
-        return
-    path = Path(name_or_path)
-    if path.is_file():
-        raise OSError(f"{name_or_path} is a file. Give the folder that holds the checkpoint.")
-    is_path = isinstance(name_or_path, os.PathLike) or path.is_absolute() or str(name_or_path).startswith(".")
-    if (is_path or len(path.parts) > 2) and not path.is_dir():
-        raise OSError(f"There is no folder {name_or_path}.")
-
-
 def load_generation_config(
     name_or_path: Any, config: DrafterConfig, kwargs: dict[str, Any], is_changed: bool = False
 ) -> GenerationConfig:
