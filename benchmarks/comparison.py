@@ -236,6 +236,7 @@ def evaluate(args: argparse.Namespace) -> None:
                     **inputs,
                     assistant_model=drafter,
                     verification_schedule="fixed",
+                    prompt_lookup_num_tokens=0,
                     max_new_tokens=args.max_new_tokens,
                     pad_token_id=tokenizer.pad_token_id,
                     return_dict_in_generate=True,

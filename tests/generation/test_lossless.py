@@ -30,6 +30,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_dspark import AutoDrafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
+from hf_dspark.generation import lookup
 
 
 VOCABULARY = 64
@@ -194,6 +195,7 @@ def draw_case(number: int) -> dict:
         "own_cache": "cache_implementation" not in options and chance.random() < 0.1,
         "wants": chance.choice([(), (), ("output_scores",), ("output_logits",), ("output_scores", "output_logits")]),
         "in_config": chance.random() < 0.3 and "negative_prompt_ids" not in options,
+        "copied": chance.choice([None, None, 1, 3, 9]),
     }
 
 
@@ -245,6 +247,7 @@ def check(number: int) -> list[int]:
     plain, plain_log = run(case, target, stop_strings, {})
 
     settings = {"assistant_model": drafter, "num_assistant_tokens": case["num_assistant_tokens"]}
+    settings["prompt_lookup_num_tokens"] = case["copied"]
     if case["threshold"] is not None and getattr(drafter.config, "enable_confidence_head", False):
         settings["assistant_confidence_threshold"] = case["threshold"]
     if case["kind"] == "oracle":
@@ -280,6 +283,12 @@ def check(number: int) -> list[int]:
     return speculation.accepted_lengths[0]
 
 
+@pytest.fixture(autouse=True)
+def copies_from_short_matches(monkeypatch):
+    """One token that stood before is enough, so that texts of random models have something to copy, right or wrong."""
+    monkeypatch.setattr(lookup, "MATCHED", 1)
+
+
 @pytest.mark.parametrize("number", range(NUM_CASES))
 def test_case(number):
     check(number)
@@ -295,6 +304,7 @@ def test_cases_cover_what_they_should():
     """The drawn cases hold every drafter on every family, and every option."""
     cases = [draw_case(number) for number in range(NUM_CASES)]
     assert {case["kind"] for case in cases} == set(DRAFTERS)
+    assert {case["copied"] for case in cases} == {None, 1, 3, 9}
     assert len({case["pair"][0] for case in cases}) == 4
     options = set(itertools.chain.from_iterable(case["options"] for case in cases))
     assert options >= {

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
+from hf_dspark.generation import lookup
 
 
 VOCABULARY = 64
@@ -144,6 +145,7 @@ def draw_case(number: int) -> dict:
             "assistant_confidence_threshold": chance.choice([None, None, 0.5, 0.7, 1.0]),
         },
         "wants": chance.choice([(), (), ("output_scores", "output_logits"), ("output_hidden_states",)]),
+        "copied": chance.choice([None, None, 1, 3, 9]),
     }
 
 
@@ -165,7 +167,7 @@ def check(number: int) -> list[list[int]]:
     continuations = [run.sequences[0, ids.shape[1] :].tolist() for run in alone]
     if case["kind"] == "oracle":
         drafter.tell([a + b for a, b in zip(case["prompts"], continuations)], case["hit_rate"], number)
-    ours = target.generate(ids, attention_mask=mask, assistant_model=drafter, **call, **case["settings"])
+    ours = target.generate(ids, attention_mask=mask, assistant_model=drafter, **call, **case["settings"], prompt_lookup_num_tokens=case["copied"])
 
     longest = max(map(len, continuations))
     expected = [tokens + [0] * (longest - len(tokens)) for tokens in continuations]
@@ -191,6 +193,12 @@ def check(number: int) -> list[list[int]]:
         # All rows go through the target together, and none that has ended.
         assert counted.target_forwards == 1 + max(map(len, counted.accepted_lengths))
     return counted.accepted_lengths
+
+
+@pytest.fixture(autouse=True)
+def copies_from_short_matches(monkeypatch):
+    """One token that stood before is enough, so that texts of random models have something to copy, right or wrong."""
+    monkeypatch.setattr(lookup, "MATCHED", 1)
 
 
 @pytest.mark.parametrize("number", range(NUM_CASES))

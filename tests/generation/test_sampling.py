@@ -14,8 +14,8 @@ from scripted import StubbornDrafter
 from transformers import LogitsProcessorList
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
-from hf_dspark.generation import verification
-from hf_dspark.generation.verification import sample_token
+from hf_dspark.generation import lookup, verification
+from hf_dspark.generation.verification import sample_token, verify_rows
 
 
 V = 8
@@ -173,6 +173,27 @@ def test_two_tokens_with_confidence_schedule():
     check("dspark", WAYS["cold"], 500, CONFIDENCE)
 
 
+@pytest.mark.parametrize("way", ["plain", "repetition penalty"])
+def test_two_tokens_that_were_copied(way, monkeypatch):
+    """The first new token stood in the prompt, so that what followed it there is tried; nothing was drawn for it."""
+    monkeypatch.setattr(lookup, "MATCHED", 1)
+    monkeypatch.setitem(globals(), "FIRST", 4)
+    copied = {"prompt_lookup_num_tokens": 2}
+    ids = torch.tensor([PROMPT])
+    run = target_of().generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        assistant_model=drafter_of("dspark"),
+        prefix_allowed_tokens_fn=only_first,
+        max_new_tokens=4,
+        do_sample=True,
+        return_dict_in_generate=True,
+        **copied,
+    )
+    assert run.speculation.history[0].is_copy
+    check("dspark", WAYS[way], 500, copied)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WAYS)))
 def test_two_tokens_with_many_samples(number):
@@ -253,12 +274,12 @@ def test_a_schedule_that_looks_at_the_drawn_token_is_noticed(monkeypatch):
     """Verifying a draft only where it is itself likely biases the output, although every single verdict is right."""
     from hf_dspark.generation import decoding
 
-    def looks_ahead(run, proposal, budgets):
+    def looks_ahead(run, proposal, copies):
         if proposal is None:
             return [[]], [0], None
         chosen = proposal.probabilities[0].gather(1, proposal.tokens[0][:, None])[:, 0]
         length = int((chosen >= 0.3).long().cumprod(0).sum())
-        return [proposal.tokens[0, : min(length, budgets[0] - 1)].tolist()], [length], None
+        return [proposal.tokens[0, : min(length, run.sequences.budgets()[0] - 1)].tolist()], [length], None
 
     # With a drafter that is exactly right about the first draft, likely tokens still come out too often.
     monkeypatch.setattr(decoding._Run, "_scheduled", looks_ahead)
@@ -302,6 +323,20 @@ def test_one_position_without_draft():
         assert not accepted
         counts[token] += 1
     assert p_value(counts, p) > LEAST_P
+
+
+@pytest.mark.parametrize("rule", ["one", "rows"])
+@pytest.mark.parametrize("draft", range(3))
+def test_a_draft_that_was_not_drawn(draft, rule):
+    """A copied token is accepted with its own probability, and else another one is drawn."""
+    p, _ = distributions(0)
+    torch.manual_seed(3)
+    if rule == "one":
+        drawn = [int(sample_token(p, torch.tensor(draft), None)[0]) for _ in range(3000)]
+    else:
+        scores = p.log().expand(2 * 3000, -1)
+        drawn = [row[0].token for row in verify_rows(scores, [[draft]] * 3000, [None] * 3000, do_sample=True)]
+    assert p_value(torch.bincount(torch.tensor(drawn), minlength=6).float(), p) > LEAST_P
 
 
 def test_acceptance_rate_is_the_overlap():

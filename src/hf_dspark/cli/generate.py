@@ -47,6 +47,14 @@ def generate(
             show_default="the drafter's own; throughput where this machine was profiled",
         ),
     ] = None,
+    prompt_lookup: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Where the text repeats itself, copy so many tokens from it in place of a guess; 0 never copies.",
+            show_default="the drafter's own",
+        ),
+    ] = None,
     dtype: DtypeOption = "auto",
     plain: Annotated[bool, Option("--plain", help="Decode without a drafter, to compare.")] = False,
     raw: Annotated[bool, Option("--raw", help="Continue PROMPT as it stands, without the chat template.")] = False,
@@ -73,7 +81,7 @@ def generate(
     if not plain:
         settings |= {
             "drafter": load_drafter(drafter, model),
-            **_drafting(num_assistant_tokens, confidence_threshold, schedule),
+            **_drafting(num_assistant_tokens, confidence_threshold, schedule, prompt_lookup),
         }
     if seed is not None:
         torch.manual_seed(seed)
@@ -87,7 +95,10 @@ def _sampling(temperature: float) -> dict[str, Any]:
 
 
 def _drafting(
-    num_assistant_tokens: int | None, confidence_threshold: float | None, schedule: str | None
+    num_assistant_tokens: int | None,
+    confidence_threshold: float | None,
+    schedule: str | None,
+    prompt_lookup: int | None,
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if num_assistant_tokens is not None:
@@ -96,6 +107,8 @@ def _drafting(
         settings |= {"assistant_confidence_threshold": confidence_threshold, "verification_schedule": "confidence"}
     if schedule is not None:
         settings["verification_schedule"] = schedule
+    if prompt_lookup is not None:
+        settings["prompt_lookup_num_tokens"] = prompt_lookup
     return settings
 
 
@@ -125,6 +138,8 @@ def _statistics(answer: Decoded) -> Table:
         table.add_row("schedule", schedule_text(stats))
         table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, the target's own included")
         table.add_row("guesses", f"{proposed} made, {verified} checked, {accepted} accepted")
+        if stats.copied:
+            table.add_row("copies", f"{stats.copied} tokens checked, {stats.copied_accepted} accepted")
         table.add_row("time", _shares(stats))
     return table
 

@@ -262,6 +262,7 @@ def calibrate_confidence(
             assistant_model=drafter,
             verification_schedule="fixed",
             num_assistant_tokens=drafter.num_drafts,
+            prompt_lookup_num_tokens=0,
             return_dict_in_generate=True,
             pad_token_id=tokenizer.pad_token_id,
             **settings,
@@ -328,7 +329,7 @@ def whole_rounds(speculation: "Speculation", num_drafts: int) -> tuple[torch.Ten
     last = {row: i for i, each in enumerate(speculation.history) for row in each.rows}
     for i, each in enumerate(speculation.history):
         for place, row in enumerate(each.rows):
-            if each.verified[place] == num_drafts and i < last[row]:
+            if each.verified[place] == num_drafts and i < last[row] and not each.is_copy:
                 confidences.append(each.confidences[place : place + 1])
                 accepted.append(torch.arange(num_drafts)[None] < each.accepted[place])
     return torch.cat(confidences), torch.cat(accepted)

@@ -109,24 +109,27 @@ def parse_schedule(text: str) -> dict[str, Any]:
     Args:
         text (`str`): `"own"` (as the drafter's `generation_config` says), `"fixed"` (all that the drafter can draft),
             `"fixed:3"` (3 tokens a round), `"confidence"` (the drafter's own threshold), `"confidence:0.5"`, or
-            `"throughput"`.
+            `"throughput"`. All but the first copy nothing from the text itself, unless `"+lookup:5"` stands behind
+            them (at most 5 tokens).
 
     Raises:
         ValueError: If it is none of these.
     """
-    kind, colon, value = text.partition(":")
+    if text == "own":
+        return {}
+    schedule, plus, copied = text.partition("+lookup:")
+    kind, colon, value = schedule.partition(":")
     try:
-        if text == "own":
-            return {}
+        arguments: dict[str, Any] = {"prompt_lookup_num_tokens": int(copied) if plus else 0}
         if kind == "fixed":
-            return {"verification_schedule": "fixed", "num_assistant_tokens": int(value) if colon else None}
+            return {"verification_schedule": kind, "num_assistant_tokens": int(value) if colon else None} | arguments
         if kind == "confidence" and colon:
-            return {"verification_schedule": "confidence", "assistant_confidence_threshold": float(value)}
+            return {"verification_schedule": kind, "assistant_confidence_threshold": float(value)} | arguments
         if kind in SCHEDULES and not colon:
-            return {"verification_schedule": kind}
+            return {"verification_schedule": kind} | arguments
     except ValueError:
         pass
-    known = ", ".join(("own", "fixed", "fixed:3", "confidence:0.5", *SCHEDULES[2:]))
+    known = ", ".join(("own", "fixed", "fixed:3", "confidence:0.5", *SCHEDULES[2:], "fixed:3+lookup:5"))
     raise ValueError(f"There is no schedule {text!r}; examples are {known}.")
 
 
@@ -148,6 +151,7 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
         "num_assistant_tokens": settings.num_drafts,
         "assistant_confidence_threshold": settings.threshold if settings.schedule == "confidence" else None,
         "confidence_temperatures": list(settings.temperatures) if settings.temperatures else None,
+        "prompt_lookup_num_tokens": settings.num_copied,
         **_size(drafter),
     }
     return Contender(
@@ -161,7 +165,7 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
 
 def _is_own(contender: Contender, drafted: Iterable[Contender]) -> bool:
     """Whether it runs the whole block, and so does what `generate` does without arguments, which is run as well."""
-    names = ("verification_schedule", "num_assistant_tokens")
+    names = ("verification_schedule", "num_assistant_tokens", "prompt_lookup_num_tokens")
     return contender.description["schedule"] == "fixed" and any(
         each.description["schedule"] == "own"
         and all(each.description[name] == contender.description[name] for name in names)

@@ -14,6 +14,7 @@ def is_whole_block(description: dict[str, Any]) -> bool:
         description["kind"] == "drafter"
         and description["verification_schedule"] == "fixed"
         and description["num_assistant_tokens"] == description["num_drafts"]
+        and not description.get("prompt_lookup_num_tokens")
     )
 
 

@@ -130,7 +130,9 @@ def _contender(contender: dict[str, Any]) -> str:
     if contender["assistant_confidence_threshold"] is not None:
         schedule += f" {contender['assistant_confidence_threshold']}"
     drafts = f"{contender['num_assistant_tokens']} of {contender['num_drafts']} drafts a round"
-    return f"{contender['drafter_type']}, {size}, {drafts}, {schedule} schedule"
+    copied = contender.get("prompt_lookup_num_tokens")
+    copies = f", up to {copied} tokens copied from the text" if copied else ""
+    return f"{contender['drafter_type']}, {size}, {drafts}, {schedule} schedule{copies}"
 
 
 def _results(results: dict[str, Any]) -> list[str]:

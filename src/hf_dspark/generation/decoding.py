@@ -28,6 +28,7 @@ from .cache import can_be_ragged, prompt_mask
 from .cpu_linear import fast_linear_layers
 from .drafting import Drafting, committed_places
 from .features import concatenate_features, hidden_state_indices
+from .lookup import Lookup
 from .scheduling import make_schedule
 from .sequences import Sequences
 from .settings import (
@@ -61,7 +62,8 @@ def speculative_decoding(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Needed by `stop_strings`.
         stop_strings (`str` or `list[str]`, *optional*): Strings that end the generation.
         **settings: `num_assistant_tokens`, `assistant_confidence_threshold`, `verification_schedule`,
-            `confidence_temperatures`, `draft_context_window`; the drafter's own by default.
+            `confidence_temperatures`, `draft_context_window`, `prompt_lookup_num_tokens`; the drafter's own by
+            default.
 
     Returns:
         `Callable`: for `custom_generate`.
@@ -140,7 +142,7 @@ def decode(
 ) -> SpeculativeOutput | torch.Tensor:
     """The loop that transformers' `generate` calls in place of its own, with inputs prepared."""
     criteria = StoppingCriteriaList([*stopping_criteria, *extra_criteria])
-    refuse_unsupported(target, input_ids, generation_config, model_kwargs)
+    refuse_unsupported(target, generation_config, settings, model_kwargs)
     refuse_for_rows(input_ids, logits_processor, criteria, generation_config, model_kwargs, streamer)
     drafter.attach(target)
     run = _Run(target, drafter, settings, input_ids, logits_processor, criteria, generation_config, streamer)
@@ -175,6 +177,10 @@ def _of_row(row: int, rows: int, model_kwargs: dict[str, Any]) -> dict[str, Any]
     return {**kwargs, "cache": copy.deepcopy(model_kwargs["cache"])}
 
 
+def _num_drafts(proposal: Proposal | None) -> int:
+    return 0 if proposal is None else proposal.tokens.shape[1]
+
+
 class _Run:
     """One generation: its rows, both models' caches, and what is counted and recorded."""
 
@@ -199,6 +205,8 @@ class _Run:
         self.row_processors = [for_row(logits_processor, row) if len(rows) > 1 else logits_processor for row in rows]
         self.drafting = Drafting(drafter, settings, self.row_processors, config.do_sample)
         self.sequences = Sequences(input_ids, criteria, config, streamer)
+        self.lookup = Lookup(self.sequences) if settings.num_copied else None
+        self.longest_forward = max(drafter.num_drafts, settings.num_copied) + 1
         self.speculation = Speculation([[] for _ in rows], schedule=self.schedule.name)
         self.prompt_hidden: list[tuple[torch.Tensor, ...]] = []
 
@@ -215,13 +223,13 @@ class _Run:
             self.target = Target(*arguments)
             earlier = self._earlier_features(input_ids, model_kwargs)
         else:
-            self.target = TargetOfRows(*arguments, real=real, longest_forward=self.drafter.num_drafts + 1)
+            self.target = TargetOfRows(*arguments, real=real, longest_forward=self.longest_forward)
             earlier = []
         outputs = self.target.prefill(input_ids, self.config)
         if self.sequences.keeps_hidden:
             self.prompt_hidden.append(outputs.hidden_states)
         logits = outputs.logits[:, -1].to(self.sequences.device)
-        decisions = self._decide(logits, [[] for _ in rows], None)
+        decisions = self._decide(logits, [[] for _ in rows], None, {})
         finished = [
             place
             for place in range(len(rows))
@@ -233,31 +241,27 @@ class _Run:
         self._drop(finished)
 
     def round(self) -> None:
-        """Draft, schedule, verify, commit."""
+        """Draft or copy, schedule, verify, commit."""
         sequences, rows = self.sequences, list(self.sequences.live)
-        budgets = sequences.budgets()
-        num_drafts = min(self.schedule.num_drafts(len(rows)), max(budgets) - 1)
-        with self.speculation.timed("draft", self.drafter.device):
-            proposal = self.drafting.propose(sequences, num_drafts)
-        drafts, scheduled, confidences = self._scheduled(proposal, budgets)
+        copies, proposal = self._propose()
+        drafts, scheduled, confidences = self._scheduled(proposal, copies)
+        proposed = [len(copies[p]) if p in copies else _num_drafts(proposal) for p in range(len(rows))]
         checked = self.target.check(sequences, drafts)
         logits = checked.logits.to(sequences.device)
-        decisions = self._decide(logits, drafts, None if proposal is None else proposal.probabilities)
-        num_proposed = 0 if proposal is None else proposal.tokens.shape[1]
+        decisions = self._decide(logits, drafts, proposal, copies)
         accepted, committed, finished, start = [], [], [], 0
         for place, row_drafts in enumerate(drafts):
             part = slice(start, start + len(row_drafts) + 1)
             hidden = [layer[:, part] for layer in checked.hidden_states] if sequences.keeps_hidden else ()
             tokens, num_accepted, has_ended = sequences.commit(
-                place, decisions[place], logits[part], hidden, (num_proposed, len(row_drafts))
+                place, decisions[place], logits[part], hidden, (proposed[place], len(row_drafts))
             )
             accepted.append(num_accepted)
             committed.append(tokens)
             finished += [place] * has_ended
             start = part.stop
         verified, lengths = [len(row) for row in drafts], [len(tokens) for tokens in committed]
-        self.schedule.observe(rows, verified, accepted)
-        self.speculation.record_round(rows, num_proposed, scheduled, verified, accepted, lengths, confidences)
+        self._learn(rows, copies, proposed, scheduled, verified, accepted, lengths, confidences)
         self.target.commit(drafts, lengths)
         places, tokens = committed_places(rows, verified, committed, finished)
         if places:
@@ -266,28 +270,72 @@ class _Run:
 
     # ------------------------------------------------------------------ helpers
 
+    def _propose(self) -> tuple[dict[int, list[int]], Proposal | None]:
+        """By place what rows copy from their own text, and the drafts of the others."""
+        rows, copies = len(self.sequences.live), {}
+        if self.lookup is not None:
+            found = self.lookup.find()
+            length = self.schedule.num_copied(rows, len(found), self.lookup.acceptance) if found else 0
+            copies = {place: self.lookup.copy(place, start, length) for place, start in found.items() if length}
+        # Where every row copies there is nothing to draft, and what waits for the drafter goes on waiting.
+        num_drafts = self.schedule.num_drafts(rows) if len(copies) < rows else 0
+        with self.speculation.timed("draft", self.drafter.device):
+            room = max(self.sequences.budgets()) - 1
+            return copies, self.drafting.propose(self.sequences, min(num_drafts, room))
+
     def _scheduled(
-        self, proposal: Proposal | None, budgets: list[int]
+        self, proposal: Proposal | None, copies: dict[int, list[int]]
     ) -> tuple[list[list[int]], list[int], torch.Tensor | None]:
-        """Per row the drafts to verify and the length that the schedule gave; and the confidences it looked at."""
-        if proposal is None:
-            return [[] for _ in budgets], [0] * len(budgets), None
-        confidences = None if proposal.confidences is None else proposal.confidences.float().cpu()
-        most = proposal.tokens.shape[1]
-        lengths = self.schedule.lengths(confidences, self.sequences.live).clamp_max(most).tolist()
+        """Per row the drafts to verify and the length that the schedule gave; and the drafter's confidences."""
+        rows = self.sequences.live
+        drafts = [copies.get(place, []) for place in range(len(rows))]
+        scheduled, confidences = [len(row) for row in drafts], None
+        if proposal is not None:
+            drafted = [place for place in range(len(rows)) if place not in copies]
+            if proposal.confidences is not None:
+                confidences = proposal.confidences.float().cpu()[drafted]
+            lengths = self.schedule.lengths(confidences, [rows[place] for place in drafted])
+            tokens = proposal.tokens.tolist()
+            for place, length in zip(drafted, lengths.clamp_max(proposal.tokens.shape[1]).tolist()):
+                drafts[place], scheduled[place] = tokens[place][:length], length
         # A row takes one token more than its accepted drafts.
-        drafts = [
-            tokens[: min(length, budget - 1)]
-            for tokens, length, budget in zip(proposal.tokens.tolist(), lengths, budgets)
-        ]
-        return drafts, lengths, confidences
+        room = (budget - 1 for budget in self.sequences.budgets())
+        return [row[:most] for row, most in zip(drafts, room)], scheduled, confidences
+
+    def _learn(
+        self,
+        rows: list[int],
+        copies: dict[int, list[int]],
+        proposed: list[int],
+        scheduled: list[int],
+        verified: list[int],
+        accepted: list[int],
+        committed: list[int],
+        confidences: torch.Tensor | None,
+    ) -> None:
+        """Counts the round, and lets the schedule and the lookup learn from it."""
+        drafted = [place for place in range(len(rows)) if place not in copies]
+        for places, seen in ((drafted, confidences), (sorted(copies), None)):
+            if places:
+                counts = ([each[p] for p in places] for each in (scheduled, verified, accepted, committed))
+                self.speculation.record_round(
+                    [rows[p] for p in places], proposed[places[0]], *counts, seen, is_copy=places is not drafted
+                )
+        if drafted:
+            each = ([count[p] for p in drafted] for count in (rows, verified, accepted))
+            self.schedule.observe(*each)
+        if self.lookup is not None:
+            self.lookup.observe([verified[p] for p in copies], [accepted[p] for p in copies])
 
     def _decide(
-        self, logits: torch.Tensor, drafts: list[list[int]], probabilities: torch.Tensor | None
+        self, logits: torch.Tensor, drafts: list[list[int]], proposal: Proposal | None, copies: dict[int, list[int]]
     ) -> list[Iterable[Decision]]:
         """What is committed behind each row's anchor."""
         sequences, do_sample = self.sequences, self.config.do_sample
-        q = None if probabilities is None else probabilities.to(logits.device)
+        q: list[torch.Tensor | None] = [None] * len(drafts)
+        if proposal is not None and proposal.probabilities is not None:
+            drawn = proposal.probabilities.to(logits.device)
+            q = [None if place in copies else drawn[place] for place in range(len(drafts))]
         if self.at_once:
             scores = logits
             if self.processor or do_sample or sequences.keeps_scores:
@@ -298,9 +346,8 @@ class _Run:
         for place, (row, tokens) in enumerate(zip(sequences.live, drafts)):
             part = logits[start : start + len(tokens) + 1].float()
             candidates = sequences.with_drafts(place, tokens)
-            row_q = None if q is None else q[place]
             decisions.append(
-                verify_in_order(part, candidates, len(tokens), self.row_processors[row], row_q, do_sample)
+                verify_in_order(part, candidates, len(tokens), self.row_processors[row], q[place], do_sample)
             )
             start += len(tokens) + 1
         return decisions

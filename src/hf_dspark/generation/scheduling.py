@@ -36,6 +36,18 @@ class Schedule:
         """Before the draft: how many tokens to draft for each of `rows` live rows; 0 pauses drafting this round."""
         return self.settings.num_drafts
 
+    def num_copied(self, rows: int, copying: int, acceptance: float) -> int:
+        """
+        Before the draft: how many tokens each of `copying` rows copies from its own text in place of a draft, of
+        `rows` live rows; 0 leaves them to the drafter.
+
+        Args:
+            rows (`int`): Live rows.
+            copying (`int`): Those that have something to copy.
+            acceptance (`float`): The share of copied tokens that is accepted, given that those before them were.
+        """
+        return self.settings.num_copied
+
     def lengths(self, confidences: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
         """
         After the draft: how many leading drafts of each live row to verify.
@@ -44,7 +56,7 @@ class Schedule:
             confidences (`torch.FloatTensor` of shape `(len(rows), drafts)`, *optional*):
                 The drafter's, as it gave them; needed by every schedule but this one. There may be fewer drafts than
                 `num_drafts` asked for, at the end of a generation.
-            rows (`Sequence[int]`): The live rows.
+            rows (`Sequence[int]`): The live rows that don't copy.
 
         Returns:
             `torch.LongTensor` of shape `(len(rows),)`, on the CPU. Where it exceeds the drafts that there are, all are
@@ -53,7 +65,7 @@ class Schedule:
         return torch.full((len(rows),), self.settings.num_drafts)
 
     def observe(self, rows: Sequence[int], verified: Sequence[int], accepted: Sequence[int]) -> None:
-        """After verification: of each live row, how many drafts were verified and how many accepted."""
+        """After verification: of each live row that did not copy, how many drafts were verified and how many accepted."""
 
 
 class ConfidenceSchedule(Schedule):

@@ -28,6 +28,7 @@ SETTING_NAMES = (
     "verification_schedule",
     "confidence_temperatures",
     "draft_context_window",
+    "prompt_lookup_num_tokens",
 )
 
 
@@ -44,6 +45,8 @@ class DraftSettings:
         threshold (`float`): The least confidence of a draft that is verified.
         temperatures (`tuple[float, ...]`, *optional*): What the confidences are calibrated with, one a draft position.
         context_window (`int`, *optional*): Positions before the anchor that the drafter looks at; all by default.
+        num_copied (`int`): Tokens copied from a row's own text where its last tokens stood before, see [`Lookup`]; at
+            most. 0 copies none.
     """
 
     num_drafts: int
@@ -51,6 +54,7 @@ class DraftSettings:
     threshold: float = 0.0
     temperatures: tuple[float, ...] | None = None
     context_window: int | None = None
+    num_copied: int = 0
 
 
 def resolve_settings(
@@ -97,7 +101,10 @@ def resolve_settings(
     window = setting("draft_context_window")
     if window is not None and window < 1:
         raise ValueError(f"`draft_context_window` must be at least 1, got {window}; leave it out for no limit.")
-    return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window)
+    num_copied = setting("prompt_lookup_num_tokens") or 0
+    if num_copied < 0:
+        raise ValueError(f"`prompt_lookup_num_tokens` must be at least 1, or 0 to copy nothing; got {num_copied}.")
+    return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window, num_copied)
 
 
 def effective(name: str, call: dict[str, Any], config: GenerationConfig | None, target: PreTrainedModel) -> Any:
@@ -121,7 +128,10 @@ def _checked_temperatures(drafter: Drafter, temperatures: Any) -> tuple[float, .
 
 
 def refuse_unsupported(
-    target: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+    target: PreTrainedModel,
+    config: GenerationConfig,
+    settings: DraftSettings,
+    model_kwargs: dict[str, Any],
 ) -> None:
     """
     Refuses by name what decoding with a drafter can't honour, before any forward.
@@ -135,7 +145,10 @@ def refuse_unsupported(
         "constrained beam search": getattr(config, "constraints", None) or getattr(config, "force_words_ids", None),
         "`penalty_alpha` (contrastive search)": config.penalty_alpha,
         "`dola_layers`": getattr(config, "dola_layers", None),
-        "`prompt_lookup_num_tokens` beside a drafter": config.prompt_lookup_num_tokens,
+        "`prompt_lookup_num_tokens` of the target's own `generation_config`; pass it to the call": (
+            config.prompt_lookup_num_tokens and not settings.num_copied
+        ),
+        "`max_matching_ngram_size`": config.max_matching_ngram_size,
         "`assistant_early_exit` beside a drafter": config.assistant_early_exit,
         "`assistant_ensemble_weight` (it changes the distribution)": config.assistant_ensemble_weight,
         "`use_cache=False`": not model_kwargs.get("use_cache", True) or cache is None,

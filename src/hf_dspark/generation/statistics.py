@@ -13,16 +13,17 @@ from transformers.generation import GenerateDecoderOnlyOutput
 @dataclass
 class Round:
     """
-    What happened in one round, by live row.
+    What happened in one round, by live row. Rows that copied are kept apart from those that the drafter drafted for.
 
     Args:
         rows (`list[int]`): The rows, as indices in the batch.
-        proposed (`int`): Drafts of each row.
+        proposed (`int`): Drafts of each row, or tokens that it copied.
         scheduled, verified, accepted (`list[int]`):
             How many of a row's drafts the schedule chose, how many went through the target (no more than the row had
             room for), and how many were committed.
         confidences (`torch.FloatTensor` of shape `(len(rows), proposed)`, *optional*):
             What the drafter expected of each draft, uncalibrated; on the CPU.
+        is_copy (`bool`): Whether the drafts were copied from the rows' own texts.
     """
 
     rows: list[int]
@@ -31,6 +32,7 @@ class Round:
     verified: list[int]
     accepted: list[int]
     confidences: torch.Tensor | None = None
+    is_copy: bool = False
 
 
 @dataclass
@@ -52,7 +54,9 @@ class Speculation:
             calls itself.
 
     Per draft position, over all rows, `proposed`, `verified`, `reached` and `accepted` count the rounds that drafted
-    it, that sent it through the target, that did so and accepted everything before it, and that committed it.
+    it, that sent it through the target, that did so and accepted everything before it, and that committed it. They
+    tell of the drafter alone; `copied` and `copied_accepted` count the tokens that were copied instead, see
+    [`Lookup`], and sent through the target, and those of them that were committed.
     """
 
     accepted_lengths: list[list[int]] = field(default_factory=lambda: [[]])
@@ -67,11 +71,12 @@ class Speculation:
 
     def __repr__(self) -> str:
         proposed, verified, accepted = (sum(counts) for counts in (self.proposed, self.verified, self.accepted))
+        copies = f"; {self.copied} tokens copied, {self.copied_accepted} accepted" if self.copied else ""
         return (
             f"Speculation({self.generated_tokens} tokens in {self.target_forwards} target forwards, "
             f"{self.tokens_per_forward:.2f} a forward; mean accepted length {self.mean_accepted_length:.2f} over "
             f"{self.rounds} rounds; {self.schedule} schedule; {proposed} drafts proposed, {verified} verified, "
-            f"{accepted} accepted; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, drafter "
+            f"{accepted} accepted{copies}; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, drafter "
             f"{self.draft_seconds:.2f})"
         )
 
@@ -92,6 +97,16 @@ class Speculation:
         return self._per_position(lambda r: r.accepted)
 
     @property
+    def copied(self) -> int:
+        """Copied tokens that went through the target."""
+        return sum(sum(r.verified) for r in self.history if r.is_copy)
+
+    @property
+    def copied_accepted(self) -> int:
+        """Copied tokens that were committed."""
+        return sum(sum(r.accepted) for r in self.history if r.is_copy)
+
+    @property
     def rounds(self) -> int:
         """Rounds of all rows."""
         return sum(len(row) for row in self.accepted_lengths)
@@ -99,11 +114,11 @@ class Speculation:
     @property
     def most_drafts(self) -> int:
         """Drafts of a row in the round that drafted most."""
-        return max((r.proposed for r in self.history), default=0)
+        return max((r.proposed for r in self.history if not r.is_copy), default=0)
 
     @property
     def mean_drafts(self) -> float:
-        """Drafts of a row a round, paused rounds included; `nan` without a round."""
+        """Drafts of a row a round, paused rounds and those with copies included; `nan` without a round."""
         return sum(self.proposed) / self.rounds if self.rounds else float("nan")
 
     @property
@@ -140,9 +155,10 @@ class Speculation:
         accepted: list[int],
         committed: list[int],
         confidences: torch.Tensor | None = None,
+        is_copy: bool = False,
     ) -> None:
         """Keeps one round; `committed` counts the tokens that each row gained, the rest is as in [`Round`]."""
-        self.history.append(Round(rows, proposed, scheduled, verified, accepted, confidences))
+        self.history.append(Round(rows, proposed, scheduled, verified, accepted, confidences, is_copy))
         for row, number in zip(rows, committed):
             self.accepted_lengths[row].append(number)
 
@@ -150,7 +166,7 @@ class Speculation:
         """How many rows' rounds got as far as each draft position."""
         counts = [0] * self.most_drafts
         for r in self.history:
-            for length in lengths(r):
+            for length in () if r.is_copy else lengths(r):
                 for k in range(length):
                     counts[k] += 1
         return counts
@@ -184,17 +200,24 @@ def row_record(speculation: Speculation, row: int) -> dict[str, Any]:
     for each in speculation.history:
         if row in each.rows:
             i = each.rows.index(row)
-            rounds.append([each.proposed, each.verified[i], each.accepted[i], next(committed)])
+            # A copy is told by a fifth number.
+            counts = [each.proposed, each.verified[i], each.accepted[i], next(committed)]
+            rounds.append([*counts, 1] if each.is_copy else counts)
             confidences.append([] if each.confidences is None else [round(c, 6) for c in each.confidences[i].tolist()])
     return {"rounds": rounds, "confidences": confidences} if any(confidences) else {"rounds": rounds}
 
 
 def count_rounds(rows: Sequence[Iterable[Sequence[int]]]) -> Speculation:
-    """Counters of rows' recorded rounds, each its numbers of proposed, verified, accepted and committed tokens."""
+    """
+    Counters of rows' recorded rounds, each its numbers of proposed, verified, accepted and committed tokens; behind
+    them, a 1 if the drafts were copied.
+    """
     speculation = Speculation(accepted_lengths=[[] for _ in rows])
     for row, rounds in enumerate(rows):
-        for proposed, verified, accepted, committed in rounds:
-            speculation.record_round([row], proposed, [verified], [verified], [accepted], [committed])
+        for proposed, verified, accepted, committed, *is_copy in rounds:
+            speculation.record_round(
+                [row], proposed, [verified], [verified], [accepted], [committed], is_copy=any(is_copy)
+            )
     return speculation
 
 

@@ -210,6 +210,13 @@ class ThroughputSchedule(Schedule):
         self.streak = self.streak + 1 if self.plan.num_drafts else 0
         return self.plan.num_drafts
 
+    def num_copied(self, rows: int, copying: int, acceptance: float) -> int:
+        numbers = np.arange(self.settings.num_copied + 1)
+        steps = self.profile.step_costs(rows, len(numbers) - 1)
+        gained = copying * np.concatenate([[0.0], (acceptance ** numbers[1:]).cumsum()])
+        # What plain decoding would gain in the time that the copies add to a step.
+        return int((gained - rows / steps[0] * (steps[copying * numbers] - steps[0])).argmax())
+
     def costs(self, rows: int) -> Costs:
         """Costs at `rows` live rows."""
         if rows not in self._costs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -27,7 +28,7 @@ class Decision:
 def verify_rows(
     scores: torch.Tensor,
     drafts: Sequence[Sequence[int]],
-    probabilities: torch.Tensor | None,
+    probabilities: Sequence[torch.Tensor | None],
     do_sample: bool,
     keep_scores: bool = False,
 ) -> list[list[Decision]]:
@@ -39,8 +40,8 @@ def verify_rows(
         scores (`torch.FloatTensor` of shape `(tokens, vocab_size)`):
             The target's processed scores, row after row: those of each draft, then those of the token behind them.
         drafts (`Sequence[Sequence[int]]`): The verified drafts of each row.
-        probabilities (`torch.FloatTensor` of shape `(rows, drafts, vocab_size)`, *optional*):
-            The distributions that the drafts were drawn from.
+        probabilities (`Sequence[torch.FloatTensor]`): Per row the distributions that its drafts were drawn from,
+            `(drafts, vocab_size)`; `None` where they were not drawn, but had to be these.
         do_sample (`bool`): Whether to sample.
         keep_scores (`bool`, *optional*, defaults to `False`): Whether decisions carry the scores behind them.
 
@@ -58,7 +59,7 @@ def verify_rows(
 
 
 def _most_likely(
-    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: None
+    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: Any
 ) -> Iterator[tuple[int, int]]:
     """Per row how many drafts are accepted, and the token behind them."""
     best, start = scores.argmax(-1).tolist(), 0
@@ -71,32 +72,49 @@ def _most_likely(
 
 
 def _sample_rows(
-    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: torch.Tensor | None
+    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: Sequence[torch.Tensor | None]
 ) -> list[tuple[int, int]]:
     p = torch.softmax(scores, dim=-1)
-    # Place of every draft among the scores, its row, its slot and its token.
-    flat, starts, start = [], [], 0
-    for row, tokens in enumerate(drafts):
+    # Place of every draft among the scores and its token, and the chance that it was drawn with.
+    flat, drawn, starts, start = [], [], [], 0
+    for tokens, q in zip(drafts, probabilities):
         starts.append(start)
-        flat += [(start + k, row, k, token) for k, token in enumerate(tokens)]
+        flat += [(start + k, token) for k, token in enumerate(tokens)]
+        if tokens:
+            drawn.append(_chances(p.new_tensor(tokens, dtype=torch.long), q))
         start += len(tokens) + 1
     hits: list[bool] = []
     if flat:
-        place, row, slot, token = torch.tensor(flat, device=p.device).unbind(1)
-        chance = torch.rand(len(flat), device=p.device)
-        hits = (chance * probabilities[row, slot, token] < p[place, token]).tolist()
+        place, token = torch.tensor(flat, device=p.device).unbind(1)
+        hits = (torch.rand(len(flat), device=p.device) * torch.cat(drawn) < p[place, token]).tolist()
     accepted, first = [], 0
     for tokens in drafts:
         mine = [*hits[first : first + len(tokens)], False]
         accepted.append(mine.index(False))
         first += len(tokens)
     last = p[[start + n for start, n in zip(starts, accepted)]]
-    rejected = [r for r, tokens in enumerate(drafts) if accepted[r] < len(tokens)]
-    if rejected:
-        residual = (last[rejected] - probabilities[rejected, [accepted[r] for r in rejected]]).clamp_min(0)
-        # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
-        last[rejected] = torch.where(residual.sum(-1, keepdim=True) > 0, residual, last[rejected])
+    for row, (tokens, n, q) in enumerate(zip(drafts, accepted, probabilities)):
+        if n < len(tokens):
+            last[row] = residual(last[row], tokens[n], None if q is None else q[n])
     return list(zip(accepted, torch.multinomial(last, 1)[:, 0].tolist()))
+
+
+def _chances(tokens: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
+    """With what probability each of a row's drafts was drawn."""
+    if q is None:
+        return torch.ones(len(tokens), device=tokens.device)
+    return q[: len(tokens)].gather(1, tokens[:, None])[:, 0]
+
+
+def residual(p: torch.Tensor, draft: int | torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
+    """What `p` `(vocab_size,)` has more than `q`, or than the rejected draft alone; not normalised."""
+    if q is None:
+        rest = p.clone()
+        rest[draft] = 0
+    else:
+        rest = (p - q).clamp_min(0)
+    # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
+    return torch.where(rest.sum() > 0, rest, p)
 
 
 def verify_in_order(
@@ -118,7 +136,7 @@ def verify_in_order(
         num_drafts (`int`): Drafts to verify.
         logits_processor (`LogitsProcessorList`): The call's processors.
         probabilities (`torch.FloatTensor` of shape `(drafts, vocab_size)`, *optional*):
-            The distributions that the drafts were drawn from.
+            The distributions that the drafts were drawn from; `None` if they were not drawn, but had to be these.
         do_sample (`bool`): Whether to sample.
     """
     length = candidates.shape[1] - num_drafts
@@ -127,7 +145,7 @@ def verify_in_order(
         processed = logits_processor(candidates[:, : length + k], logits[k : k + 1].clone())
         draft = candidates[0, length + k] if k < num_drafts else None
         if do_sample:
-            q = probabilities[k] if draft is not None else None
+            q = None if draft is None or probabilities is None else probabilities[k]
             token, accepted = sample_token(torch.softmax(processed[0], dim=-1), draft, q)
         else:
             token = processed[0].argmax(-1)
@@ -140,15 +158,14 @@ def verify_in_order(
 def sample_token(p: torch.Tensor, draft: torch.Tensor | None, q: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
     """
     One position of speculative sampling: the draft with probability `min(1, p / q)`, else a draw from what `p` has
-    more than `q`. Either way the token is distributed as `p`.
+    more than `q`. Either way the token is distributed as `p`. Without `q`, the draft was certain.
     """
     if draft is None:
         return torch.multinomial(p, 1)[0], False
-    if float(torch.rand((), device=p.device) * q[draft]) < float(p[draft]):
+    chance = torch.rand((), device=p.device) * (1 if q is None else q[draft])
+    if float(chance) < float(p[draft]):
         return draft, True
-    residual = (p - q).clamp_min(0)
-    # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
-    return torch.multinomial(residual if float(residual.sum()) > 0 else p, 1)[0], False
+    return torch.multinomial(residual(p, draft, q), 1)[0], False
 
 
 # Processors that are functions of a row's scores alone, so that they may process any scores at once.

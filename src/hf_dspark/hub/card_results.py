@@ -222,7 +222,9 @@ def _setting(contender: dict[str, Any]) -> str:
     threshold, resolved = contender.get("assistant_confidence_threshold"), contender.get("verification_schedule")
     meant = f" ({one_line(resolved, 40)})" if schedule == "own" and resolved else ""
     follows = "confidence" in (schedule, resolved) and isinstance(threshold, int | float)
-    return f"{schedule} schedule{meant}{f' at {threshold:g}' if follows else ''}, {drafts} drafts"
+    copied = contender.get("prompt_lookup_num_tokens")
+    copies = f", up to {one_line(copied, 10)} tokens copied" if copied else ""
+    return f"{schedule} schedule{meant}{f' at {threshold:g}' if follows else ''}, {drafts} drafts{copies}"
 
 
 def _rows(rows: int) -> str:

@@ -22,6 +22,7 @@ DRAFT_SETTINGS = (
     "confidence_temperatures",
     "calibration_temperature",
     "draft_context_window",
+    "prompt_lookup_num_tokens",
 )
 
 
@@ -83,8 +84,8 @@ def _is_setting(name: str, value: Any) -> bool:
     """Whether a value is of its setting's kind and range."""
     if name == "verification_schedule":
         return isinstance(value, str)
-    if name == "draft_context_window":
-        return type(value) is int and value >= 1
+    if name in ("draft_context_window", "prompt_lookup_num_tokens"):
+        return type(value) is int and value >= (name == "draft_context_window")
     if name == "assistant_confidence_threshold":
         return type(value) in (int, float) and 0 <= value <= 1
     if name == "calibration_temperature":  # 0 is greedy

@@ -55,6 +55,7 @@ def decode_prompts(
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
                 verification_schedule="fixed",
+                prompt_lookup_num_tokens=0,
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
                 **sampling,
