@@ -205,10 +205,12 @@ def run_load(args: argparse.Namespace, target: Any, tokenizer: Any, results: Res
     contenders = {
         PLAIN: {},
         PACKED: {},
-        "whole block": {"verification_schedule": "fixed", "num_assistant_tokens": drafter.num_drafts},
+        "whole block": {"verification_schedule": "fixed"},
         "confidence": {"verification_schedule": "confidence", "assistant_confidence_threshold": args.threshold},
         "throughput": {"verification_schedule": "throughput"},
     }
+    for name in ("whole block", "confidence", "throughput"):
+        contenders[name]["num_assistant_tokens"] = drafter.num_drafts
     prompts = load_prompts(args, tokenizer)
     work = [(rows, block) for rows in args.rows for block in range(blocks_of(args, rows))]
     decode(target, tokenizer, mixed(prompts, 1), args, assistant_model=drafter)  # warm-up
@@ -306,7 +308,7 @@ def run_thresholds(args: argparse.Namespace, target: Any, tokenizer: Any, result
     for domain, sample, threshold in track(work, "Decoding", console=CONSOLE):
         if results.find(domain=domain, sample=sample, threshold=threshold):
             continue
-        schedule = {"verification_schedule": "confidence", "assistant_confidence_threshold": threshold}
+        schedule = {"assistant_confidence_threshold": threshold, "num_assistant_tokens": drafter.num_drafts}
         chats = mixed({domain: prompts[domain]}, sample + 1)[sample:]
         run = decode(target, tokenizer, chats, args, assistant_model=drafter, **schedule)
         results.add({"domain": domain, "sample": sample, "threshold": threshold, **run})
@@ -494,7 +496,10 @@ class Forwards:
 
 
 def load_drafter(name: str | None, target: Any) -> Any:
-    return hf_dspark.AutoDrafter.from_pretrained(name or embedded_drafter(), dtype=target.dtype).eval()
+    drafter = hf_dspark.AutoDrafter.from_pretrained(name or embedded_drafter(), dtype=target.dtype).eval()
+    # What is measured is drafting; copies from the text would come on top.
+    drafter.generation_config.prompt_lookup_num_tokens = None
+    return drafter
 
 
 def main() -> None:

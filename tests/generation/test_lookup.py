@@ -1,4 +1,4 @@
-"""Where a row repeats itself, what followed is copied in place of a draft: which tokens, how many, and what is counted."""
+"""Where a row repeats itself, what followed is copied in place of a draft: what, how much, and what is counted."""
 
 import pytest
 import torch
@@ -71,7 +71,10 @@ def test_places_are_those_of_live_rows():
     assert sorted(lookup.find()) == [1, 2]
     lookup.sequences.drop_row(0)
     found = lookup.find()
-    assert {lookup.sequences.live[place]: lookup.copy(place, start, 1) for place, start in found.items()} == {1: [8], 2: [9]}
+    assert {lookup.sequences.live[place]: lookup.copy(place, start, 1) for place, start in found.items()} == {
+        1: [8],
+        2: [9],
+    }
 
 
 def test_acceptance_is_learnt_and_fades():

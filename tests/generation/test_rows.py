@@ -167,7 +167,14 @@ def check(number: int) -> list[list[int]]:
     continuations = [run.sequences[0, ids.shape[1] :].tolist() for run in alone]
     if case["kind"] == "oracle":
         drafter.tell([a + b for a, b in zip(case["prompts"], continuations)], case["hit_rate"], number)
-    ours = target.generate(ids, attention_mask=mask, assistant_model=drafter, **call, **case["settings"], prompt_lookup_num_tokens=case["copied"])
+    ours = target.generate(
+        ids,
+        attention_mask=mask,
+        assistant_model=drafter,
+        **call,
+        **case["settings"],
+        prompt_lookup_num_tokens=case["copied"],
+    )
 
     longest = max(map(len, continuations))
     expected = [tokens + [0] * (longest - len(tokens)) for tokens in continuations]

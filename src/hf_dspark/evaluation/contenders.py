@@ -138,7 +138,6 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
     if schedule != "own" and arguments.get("num_assistant_tokens") is None:
         arguments["num_assistant_tokens"] = drafter.num_drafts
     settings = resolve_settings(drafter, arguments, None)
-    make_schedule(settings, drafter, target)  # refuses what can't be followed on this machine
     default = "fixed" if stored_profile(target, drafter) is None else "throughput"
     description = {
         "kind": "drafter",
@@ -148,7 +147,7 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
         "num_drafts": drafter.num_drafts,
         "schedule": schedule,
         "verification_schedule": settings.schedule or default,
-        "num_assistant_tokens": settings.num_drafts,
+        "num_assistant_tokens": make_schedule(settings, drafter, target).settings.num_drafts,
         "assistant_confidence_threshold": settings.threshold if settings.schedule == "confidence" else None,
         "confidence_temperatures": list(settings.temperatures) if settings.temperatures else None,
         "prompt_lookup_num_tokens": settings.num_copied,

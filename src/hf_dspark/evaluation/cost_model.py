@@ -111,7 +111,7 @@ def replay_unit(
             schedule: Schedule = ThroughputSchedule(settings, profile)
         else:
             schedule = make_schedule(settings, drafter, target)
-        rounds.append(list(replay(turn.rows, schedule, settings.num_drafts)))
+        rounds.append(list(replay(turn.rows, schedule, schedule.settings.num_drafts)))
     return rounds
 
 

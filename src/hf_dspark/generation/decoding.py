@@ -1,8 +1,8 @@
 """
-The decoding loop. A round, a file a stage: the drafter takes in new features (`features.py`) and proposes
-(`drafting.py`), the schedule picks how much to verify (`scheduling.py`), the target checks it in one forward
-(`target.py`), which accepts some (`verification.py`), those are committed to their rows (`sequences.py`), and the
-caches forget the rest (`cache.py`).
+The decoding loop. A round, a file a stage: a row copies from its own text (`lookup.py`), or the drafter takes in new
+features (`features.py`) and proposes (`drafting.py`), the schedule picks how much to verify (`scheduling.py`), the
+target checks it in one forward (`target.py`), which accepts some (`verification.py`), those are committed to their
+rows (`sequences.py`), and the caches forget the rest (`cache.py`).
 """
 
 import contextlib

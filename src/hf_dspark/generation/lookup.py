@@ -37,7 +37,7 @@ class Lookup:
         return (self.accepted + HOPE * TRUST) / (self.copied + TRUST)
 
     def find(self) -> dict[int, int]:
-        """By place of a live row, where in its text its last tokens were followed by something; other rows are left out."""
+        """By place, where a live row's last tokens were followed by something before; other rows are left out."""
         found = {}
         for place, row in enumerate(self.sequences.live):
             text, places = self.texts[row], self.places[row]

@@ -65,7 +65,7 @@ class Schedule:
         return torch.full((len(rows),), self.settings.num_drafts)
 
     def observe(self, rows: Sequence[int], verified: Sequence[int], accepted: Sequence[int]) -> None:
-        """After verification: of each live row that did not copy, how many drafts were verified and how many accepted."""
+        """After verification: of each live row that did not copy, how many drafts were verified and accepted."""
 
 
 class ConfidenceSchedule(Schedule):

@@ -45,6 +45,9 @@ class DraftSettings:
         threshold (`float`): The least confidence of a draft that is verified.
         temperatures (`tuple[float, ...]`, *optional*): What the confidences are calibrated with, one a draft position.
         context_window (`int`, *optional*): Positions before the anchor that the drafter looks at; all by default.
+        most_drafts (`int`, *optional*): The same for the throughput schedule, which decides by what drafts cost: the
+            length that a checkpoint records is meant for a fixed schedule and does not bind it. `num_drafts` by
+            default.
         num_copied (`int`): Tokens copied from a row's own text where its last tokens stood before, see [`Lookup`]; at
             most. 0 copies none.
     """
@@ -54,6 +57,7 @@ class DraftSettings:
     threshold: float = 0.0
     temperatures: tuple[float, ...] | None = None
     context_window: int | None = None
+    most_drafts: int | None = None
     num_copied: int = 0
 
 
@@ -104,7 +108,8 @@ def resolve_settings(
     num_copied = setting("prompt_lookup_num_tokens") or 0
     if num_copied < 0:
         raise ValueError(f"`prompt_lookup_num_tokens` must be at least 1, or 0 to copy nothing; got {num_copied}.")
-    return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window, num_copied)
+    most_drafts = num_drafts if given("num_assistant_tokens") is not None else drafter.num_drafts
+    return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window, most_drafts, num_copied)
 
 
 def effective(name: str, call: dict[str, Any], config: GenerationConfig | None, target: PreTrainedModel) -> Any:

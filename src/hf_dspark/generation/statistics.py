@@ -76,8 +76,8 @@ class Speculation:
             f"Speculation({self.generated_tokens} tokens in {self.target_forwards} target forwards, "
             f"{self.tokens_per_forward:.2f} a forward; mean accepted length {self.mean_accepted_length:.2f} over "
             f"{self.rounds} rounds; {self.schedule} schedule; {proposed} drafts proposed, {verified} verified, "
-            f"{accepted} accepted{copies}; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, drafter "
-            f"{self.draft_seconds:.2f})"
+            f"{accepted} accepted{copies}; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, "
+            f"drafter {self.draft_seconds:.2f})"
         )
 
     @property

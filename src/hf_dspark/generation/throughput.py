@@ -183,7 +183,7 @@ class ThroughputSchedule(Schedule):
     name = "throughput"
 
     def __init__(self, settings: DraftSettings, profile: ThroughputProfile) -> None:
-        super().__init__(settings)
+        super().__init__(replace(settings, num_drafts=settings.most_drafts or settings.num_drafts))
         self.profile = profile
         self.round = -1
         self.plan = Plan(0)
