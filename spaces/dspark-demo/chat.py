@@ -104,9 +104,10 @@ def _given_back(messages: list[Message], problem: str) -> dict[str, Any]:
 
 def _note(lane: Lane, left_out: int) -> str:
     run = lane.speculation
+    copied = f" and {run.copied_accepted} copied from the text" if run.copied_accepted else ""
     parts = [
         f"{lane.recorder.num_tokens} tokens in {lane.seconds:.1f} s, {lane.tokens_per_second:.1f} a second",
-        f"{sum(run.accepted)} of them guessed, {run.target_forwards} forwards of the target",
+        f"{sum(run.accepted)} of them guessed{copied}, {run.target_forwards} forwards of the target",
     ]
     if left_out:
         parts.append(f"the first {left_out} messages were left out, the conversation is too long")
@@ -124,6 +125,6 @@ def _run_row(lane: Lane, arguments: dict[str, Any], temperature: float) -> dict[
         "Tokens": str(lane.recorder.num_tokens),
         "Tokens per forward": f"{run.tokens_per_forward:.2f}",
         "Accepted length": f"{run.mean_accepted_length:.2f}",
-        "Checked a round": f"{sum(run.verified) / run.rounds:.2f}" if run.rounds else "–",
+        "Checked a round": f"{run.mean_verified:.2f}" if run.rounds else "–",
         "Tokens a second": f"{lane.tokens_per_second:.1f}",
     }

@@ -11,7 +11,7 @@ import torch
 from pairs import Pair
 from transformers import StoppingCriteria
 
-from hf_dspark.generation.statistics import Speculation
+from hf_dspark.generation.statistics import Speculation, count_rounds
 from hf_dspark.generation.streaming import DraftStreamer, Origin
 
 
@@ -105,11 +105,11 @@ class Recorder(DraftStreamer):
         super().__init__(tokenizer, self._note)
         self.pieces: list[tuple[str, Origin]] = []
         self.num_tokens = 0
-        self.rounds: list[list[int]] = []  # drafted, verified, accepted and committed tokens of each
+        self.rounds: list[list[int]] = []  # drafted, verified, accepted and committed tokens of each; a copy or not
 
-    def on_round(self, num_drafted: int, num_verified: int, num_accepted: int) -> None:
-        super().on_round(num_drafted, num_verified, num_accepted)
-        self.rounds.append([num_drafted, num_verified, num_accepted, 0])
+    def on_round(self, num_drafted: int, num_verified: int, num_accepted: int, is_copy: bool = False) -> None:
+        super().on_round(num_drafted, num_verified, num_accepted, is_copy)
+        self.rounds.append([num_drafted, num_verified, num_accepted, 0, is_copy])
 
     def put(self, value: torch.Tensor) -> None:
         if not self._in_prompt:
@@ -272,7 +272,6 @@ def _tokenize(pair: Pair, messages: list[dict[str, str]]) -> dict[str, torch.Ten
 
 def count(recorder: Recorder) -> Speculation:
     """The statistics of the rounds so far."""
-    counted = Speculation(generated_tokens=recorder.num_tokens, target_forwards=1 + len(recorder.rounds))
-    for drafted, verified, accepted, committed in list(recorder.rounds):
-        counted.record_round([0], drafted, [verified], [verified], [accepted], [committed])
+    counted = count_rounds([list(recorder.rounds)])
+    counted.generated_tokens, counted.target_forwards = recorder.num_tokens, 1 + len(recorder.rounds)
     return counted

@@ -154,7 +154,7 @@ def _figures(run: Speculation | None) -> str:
     facts = {
         "Tokens per forward": run.tokens_per_forward if run else math.nan,
         "Accepted length": run.mean_accepted_length if run else math.nan,
-        "Checked a round": sum(run.verified) / run.rounds if run and run.rounds else math.nan,
+        "Checked a round": run.mean_verified if run else math.nan,
     }
     return _facts({name: _number(value) for name, value in facts.items()})
 

@@ -186,7 +186,7 @@ class RoundStreamer(BaseStreamer):
     def __init__(self):
         self.log = []
 
-    def on_round(self, num_drafted, num_verified, num_accepted):
+    def on_round(self, num_drafted, num_verified, num_accepted, is_copy):
         self.log.append(("round", num_drafted, num_verified, num_accepted))
 
     def put(self, value):

@@ -254,7 +254,7 @@ class _Run:
             part = slice(start, start + len(row_drafts) + 1)
             hidden = [layer[:, part] for layer in checked.hidden_states] if sequences.keeps_hidden else ()
             tokens, num_accepted, has_ended = sequences.commit(
-                place, decisions[place], logits[part], hidden, (proposed[place], len(row_drafts))
+                place, decisions[place], logits[part], hidden, (proposed[place], len(row_drafts), place in copies)
             )
             accepted.append(num_accepted)
             committed.append(tokens)

@@ -98,7 +98,7 @@ class Sequences:
         decisions: Iterable[Decision],
         logits: torch.Tensor,
         hidden: Sequence[torch.Tensor],
-        drafts: tuple[int, int] | None = None,
+        drafts: tuple[int, int, bool] | None = None,
     ) -> tuple[list[int], int, bool]:
         """
         Appends the decided tokens one by one, until a criterion stops: everyone who watches (processors, criteria,
@@ -109,8 +109,8 @@ class Sequences:
             decisions (`Iterable[Decision]`): What was decided, from the first draft on.
             logits (`torch.FloatTensor` of shape `(n, vocab_size)`): The target's logits of the same positions.
             hidden (`Sequence[torch.Tensor]`): The target's hidden states of them, each `(1, n, hidden_size)`.
-            drafts (`tuple[int, int]`, *optional*): How many tokens were drafted and how many of them verified; `None`
-                for the prefill's token.
+            drafts (`tuple[int, int, bool]`, *optional*): How many tokens were drafted, how many of them verified, and
+                whether they were copied; `None` for the prefill's token.
 
         Returns:
             The appended tokens, how many of them were drafts, and whether the row has ended.
@@ -136,7 +136,8 @@ class Sequences:
         if not self.is_watched:
             self._write(row, start, appended)
         if waits:
-            self.streamer.on_round(*drafts, num_accepted)
+            num_drafted, num_verified, is_copy = drafts
+            self.streamer.on_round(num_drafted, num_verified, num_accepted, is_copy)
             self._stream(appended)
         return appended, num_accepted, is_done
 

@@ -122,6 +122,11 @@ class Speculation:
         return sum(self.proposed) / self.rounds if self.rounds else float("nan")
 
     @property
+    def mean_verified(self) -> float:
+        """Drafts and copied tokens of a row that went through the target a round; `nan` without a round."""
+        return (sum(self.verified) + self.copied) / self.rounds if self.rounds else float("nan")
+
+    @property
     def mean_accepted_length(self) -> float:
         """Committed tokens a round; `nan` without a round."""
         return sum(map(sum, self.accepted_lengths)) / self.rounds if self.rounds else float("nan")

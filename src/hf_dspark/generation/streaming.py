@@ -74,7 +74,7 @@ class DraftStreamer(BaseStreamer):
         self._accepted_left = 0
         self._own: Origin = "plain"
 
-    def on_round(self, num_drafted: int, num_verified: int, num_accepted: int) -> None:
+    def on_round(self, num_drafted: int, num_verified: int, num_accepted: int, is_copy: bool = False) -> None:
         """
         Note where the next tokens come from.
 
@@ -82,6 +82,7 @@ class DraftStreamer(BaseStreamer):
             num_drafted (`int`): Drafts of the round.
             num_verified (`int`): How many of them the target checked.
             num_accepted (`int`): How many of those are among the next tokens.
+            is_copy (`bool`, *optional*, defaults to `False`): Whether the drafts were copied from the text.
         """
         self._accepted_left = num_accepted
         self._own = "plain" if not num_verified else "bonus" if num_accepted == num_verified else "correction"
