@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hf_dspark.cli import build_app
 from hf_dspark.cli.display import MarkedText, schedule_text
 from hf_dspark.cli.generate import _shares
+from hf_dspark.generation import lookup
 from hf_dspark.generation.statistics import Speculation
 
 
@@ -54,6 +55,17 @@ def test_generate_with_named_pair_and_threshold(run, tiny_pair):
     assert result.exit_code == 0, result.output
     assert "accepted length" in result.stderr
     assert "confidence, 6 drafts a round" in result.stderr
+
+
+def test_generate_copies_what_stood_before(run, tiny_embedded_pair, monkeypatch):
+    monkeypatch.setattr(lookup, "MATCHED", 1)
+    options = ("generate", "hello hello hello", "--max-new-tokens", 24)
+    plain, copying, never = (
+        run(*options, *more) for more in (("--plain",), ("--prompt-lookup", 4), ("--prompt-lookup", 0))
+    )
+    assert plain.stdout == copying.stdout == never.stdout
+    assert "tokens checked" in copying.stderr
+    assert "tokens checked" not in never.stderr
 
 
 def test_seed_repeats_a_sampled_answer(run, tiny_embedded_pair):

@@ -9,6 +9,7 @@ from hf_dspark.evaluation.benchmark import EvaluationConfig
 from hf_dspark.evaluation.contenders import parse_schedule
 from hf_dspark.evaluation.log import LOG_FILE, read_log
 from hf_dspark.evaluation.results import FIELDS, entry, read_results
+from hf_dspark.generation import lookup
 
 
 TIMES = ("seconds", "speedup", "tokens_per_second", "created")
@@ -216,7 +217,33 @@ def test_own_schedule_is_the_drafters(evaluate_tiny, tmp_path):
     assert results["contenders"]["drafter own"]["num_assistant_tokens"] == 4
 
 
-@pytest.mark.parametrize("text", ["fixd", "fixed:x", "confidence:", "throughput:3", "fixed:"])
+def test_copies_are_a_contender_of_their_own(evaluate_tiny, pair, tmp_path, monkeypatch):
+    """A named schedule runs the drafter alone, whatever its checkpoint says, unless it is asked to copy."""
+    monkeypatch.setattr(lookup, "MATCHED", 1)
+    monkeypatch.setattr(pair[1].generation_config, "prompt_lookup_num_tokens", 3)
+    results = evaluate_tiny(
+        tmp_path, schedules=["own", "fixed", "fixed:2", "fixed:2+lookup:6"], tasks=[], prompts=["ababab"]
+    )
+    copied = {name: each.get("prompt_lookup_num_tokens") for name, each in results["contenders"].items()}
+    assert copied == {
+        "plain": None,
+        "drafter own": 3,
+        "drafter fixed": 0,
+        "drafter fixed:2": 0,
+        "drafter fixed:2+lookup:6": 6,
+    }
+    for name, most in copied.items():
+        found = entry(results, name, task="all")
+        if most is not None:
+            assert found["equality"]["equal"] == found["equality"]["checked"] == 1
+            assert (found["drafts"]["copied"] > 0) == (most > 0)
+            assert found["drafts"]["copied_accepted"] <= found["drafts"]["copied"]
+    assert "up to 6 tokens copied from the text" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["fixd", "fixed:x", "confidence:", "throughput:3", "fixed:", "fixed:2+lookup:", "own+lookup:2"]
+)
 def test_unknown_schedule(text):
     with pytest.raises(ValueError, match="There is no schedule"):
         parse_schedule(text)

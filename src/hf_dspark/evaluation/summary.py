@@ -28,7 +28,8 @@ class Sample:
         new_tokens, target_forwards (`int`): Counts.
         seconds, plain_seconds (`float`): Wall-clock time, its own and plain decoding's.
         plain_tokens (`int`): New tokens of plain decoding.
-        rounds (`list[list[int]]`): Of all rows: proposed, verified, accepted and committed tokens of each round.
+        rounds (`list[list[int]]`): Of all rows: proposed, verified, accepted and committed tokens of each round, and
+            a fifth number for copies, see [`~hf_dspark.generation.statistics.row_record`].
         confidences (`list[list[float]]`): Of all rows, those of each round; none without a confidence head.
         equality (`list[str]`): Per row and turn.
         parts (`dict[str, float]`): Seconds of draft and target.
@@ -55,9 +56,10 @@ class Sample:
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Numerator and denominator of each metric that is a ratio of sums."""
-        _, verified, accepted, committed = map(sum, zip(*self.rounds)) if self.rounds else (0, 0, 0, 0)
+        drafted = [each for each in self.rounds if len(each) == 4]
+        accepted, verified = (sum(each[what] for each in drafted) for what in (2, 1))
         return {
-            "accepted_length": (committed, len(self.rounds)),
+            "accepted_length": (sum(each[3] for each in self.rounds), len(self.rounds)),
             "tokens_per_forward": (self.new_tokens, self.target_forwards),
             "verification_efficiency": (accepted, verified),
         }
@@ -154,6 +156,8 @@ def _entry(samples: list[Sample], seed: int, is_drafter: bool) -> dict[str, Any]
                 "proposed": sum(stats.proposed),
                 "verified": sum(stats.verified),
                 "accepted": sum(stats.accepted),
+                "copied": stats.copied,
+                "copied_accepted": stats.copied_accepted,
                 "verification_efficiency": found["verification_efficiency"],
             },
             "positions": _positions(stats),
