@@ -274,12 +274,14 @@ def test_a_schedule_that_looks_at_the_drawn_token_is_noticed(monkeypatch):
     """Verifying a draft only where it is itself likely biases the output, although every single verdict is right."""
     from hf_dspark.generation import decoding
 
-    def looks_ahead(run, proposal, copies):
-        if proposal is None:
-            return [[]], [0], None
-        chosen = proposal.probabilities[0].gather(1, proposal.tokens[0][:, None])[:, 0]
-        length = int((chosen >= 0.3).long().cumprod(0).sum())
-        return [proposal.tokens[0, : min(length, run.sequences.budgets()[0] - 1)].tolist()], [length], None
+    def looks_ahead(run, drafted):
+        drafted.tokens, drafted.scheduled = [[]], [0]
+        if drafted.proposal is not None:
+            tokens = drafted.proposal.tokens[0]
+            chosen = drafted.proposal.probabilities[0].gather(1, tokens[:, None])[:, 0]
+            length = int((chosen >= 0.3).long().cumprod(0).sum())
+            drafted.tokens, drafted.scheduled = [tokens[:length].tolist()], [length]
+        return drafted
 
     # With a drafter that is exactly right about the first draft, likely tokens still come out too often.
     monkeypatch.setattr(decoding._Run, "_scheduled", looks_ahead)

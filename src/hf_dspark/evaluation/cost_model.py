@@ -74,7 +74,9 @@ def build_cost_model(
 
 def _as_run(contender: Contender) -> DraftSettings:
     """Its settings, with the schedule that was taken where none is named."""
-    return replace(contender.settings, schedule=contender.description["verification_schedule"])
+    ran = contender.description
+    drafts = ran["num_assistant_tokens"]
+    return replace(contender.settings, schedule=ran["verification_schedule"], num_drafts=drafts, most_drafts=drafts)
 
 
 def whole_block_contenders(contenders: Iterable[Contender]) -> list[Contender]:

@@ -23,10 +23,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.adapters import underlying_drafter
-from ..models.drafter import Drafter, Proposal
+from ..models.drafter import Drafter
 from .cache import can_be_ragged, prompt_mask
 from .cpu_linear import fast_linear_layers
-from .drafting import Drafting, committed_places
+from .drafting import Drafted, Drafting, committed_places
 from .features import concatenate_features, hidden_state_indices
 from .lookup import Lookup
 from .scheduling import make_schedule
@@ -177,10 +177,6 @@ def _of_row(row: int, rows: int, model_kwargs: dict[str, Any]) -> dict[str, Any]
     return {**kwargs, "cache": copy.deepcopy(model_kwargs["cache"])}
 
 
-def _num_drafts(proposal: Proposal | None) -> int:
-    return 0 if proposal is None else proposal.tokens.shape[1]
-
-
 class _Run:
     """One generation: its rows, both models' caches, and what is counted and recorded."""
 
@@ -229,7 +225,7 @@ class _Run:
         if self.sequences.keeps_hidden:
             self.prompt_hidden.append(outputs.hidden_states)
         logits = outputs.logits[:, -1].to(self.sequences.device)
-        decisions = self._decide(logits, [[] for _ in rows], None, {})
+        decisions = self._decide(logits, Drafted({}, tokens=[[] for _ in rows]))
         finished = [
             place
             for place in range(len(rows))
@@ -241,28 +237,25 @@ class _Run:
         self._drop(finished)
 
     def round(self) -> None:
-        """Draft or copy, schedule, verify, commit."""
+        """Copy or draft, schedule, verify, commit."""
         sequences, rows = self.sequences, list(self.sequences.live)
-        copies, proposal = self._propose()
-        drafts, scheduled, confidences = self._scheduled(proposal, copies)
-        proposed = [len(copies[p]) if p in copies else _num_drafts(proposal) for p in range(len(rows))]
-        checked = self.target.check(sequences, drafts)
+        drafted = self._draft()
+        checked = self.target.check(sequences, drafted.tokens)
         logits = checked.logits.to(sequences.device)
-        decisions = self._decide(logits, drafts, proposal, copies)
+        decisions = self._decide(logits, drafted)
         accepted, committed, finished, start = [], [], [], 0
-        for place, row_drafts in enumerate(drafts):
-            part = slice(start, start + len(row_drafts) + 1)
+        for place, drafts in enumerate(drafted.tokens):
+            part = slice(start, start + len(drafts) + 1)
             hidden = [layer[:, part] for layer in checked.hidden_states] if sequences.keeps_hidden else ()
-            tokens, num_accepted, has_ended = sequences.commit(
-                place, decisions[place], logits[part], hidden, (proposed[place], len(row_drafts), place in copies)
-            )
+            counts = drafted.proposed(place), len(drafts), place in drafted.copies
+            tokens, num_accepted, has_ended = sequences.commit(place, decisions[place], logits[part], hidden, counts)
             accepted.append(num_accepted)
             committed.append(tokens)
             finished += [place] * has_ended
             start = part.stop
-        verified, lengths = [len(row) for row in drafts], [len(tokens) for tokens in committed]
-        self._learn(rows, copies, proposed, scheduled, verified, accepted, lengths, confidences)
-        self.target.commit(drafts, lengths)
+        verified, lengths = [len(drafts) for drafts in drafted.tokens], [len(tokens) for tokens in committed]
+        self._learn(rows, drafted, accepted, lengths)
+        self.target.commit(drafted.tokens, lengths)
         places, tokens = committed_places(rows, verified, committed, finished)
         if places:
             self.drafting.pending.add(checked.features(self.layers, places), tokens)
@@ -270,8 +263,8 @@ class _Run:
 
     # ------------------------------------------------------------------ helpers
 
-    def _propose(self) -> tuple[dict[int, list[int]], Proposal | None]:
-        """By place what rows copy from their own text, and the drafts of the others."""
+    def _draft(self) -> Drafted:
+        """Copies for the rows that have something to copy, and drafts for the others, as far as they are scheduled."""
         rows, copies = len(self.sequences.live), {}
         if self.lookup is not None:
             found = self.lookup.find()
@@ -279,78 +272,69 @@ class _Run:
             copies = {place: self.lookup.copy(place, start, length) for place, start in found.items() if length}
         # Where every row copies there is nothing to draft, and what waits for the drafter goes on waiting.
         num_drafts = self.schedule.num_drafts(rows) if len(copies) < rows else 0
+        budgets = self.sequences.budgets()
         with self.speculation.timed("draft", self.drafter.device):
-            room = max(self.sequences.budgets()) - 1
-            return copies, self.drafting.propose(self.sequences, min(num_drafts, room))
-
-    def _scheduled(
-        self, proposal: Proposal | None, copies: dict[int, list[int]]
-    ) -> tuple[list[list[int]], list[int], torch.Tensor | None]:
-        """Per row the drafts to verify and the length that the schedule gave; and the drafter's confidences."""
-        rows = self.sequences.live
-        drafts = [copies.get(place, []) for place in range(len(rows))]
-        scheduled, confidences = [len(row) for row in drafts], None
-        if proposal is not None:
-            drafted = [place for place in range(len(rows)) if place not in copies]
-            if proposal.confidences is not None:
-                confidences = proposal.confidences.float().cpu()[drafted]
-            lengths = self.schedule.lengths(confidences, [rows[place] for place in drafted])
-            tokens = proposal.tokens.tolist()
-            for place, length in zip(drafted, lengths.clamp_max(proposal.tokens.shape[1]).tolist()):
-                drafts[place], scheduled[place] = tokens[place][:length], length
+            proposal = self.drafting.propose(self.sequences, min(num_drafts, max(budgets) - 1))
+        drafted = self._scheduled(Drafted(copies, proposal))
         # A row takes one token more than its accepted drafts.
-        room = (budget - 1 for budget in self.sequences.budgets())
-        return [row[:most] for row, most in zip(drafts, room)], scheduled, confidences
+        drafted.tokens = [tokens[: budget - 1] for tokens, budget in zip(drafted.tokens, budgets)]
+        return drafted
 
-    def _learn(
-        self,
-        rows: list[int],
-        copies: dict[int, list[int]],
-        proposed: list[int],
-        scheduled: list[int],
-        verified: list[int],
-        accepted: list[int],
-        committed: list[int],
-        confidences: torch.Tensor | None,
-    ) -> None:
-        """Counts the round, and lets the schedule and the lookup learn from it."""
-        drafted = [place for place in range(len(rows)) if place not in copies]
-        for places, seen in ((drafted, confidences), (sorted(copies), None)):
-            if places:
-                counts = ([each[p] for p in places] for each in (scheduled, verified, accepted, committed))
-                self.speculation.record_round(
-                    [rows[p] for p in places], proposed[places[0]], *counts, seen, is_copy=places is not drafted
-                )
-        if drafted:
-            each = ([count[p] for p in drafted] for count in (rows, verified, accepted))
-            self.schedule.observe(*each)
-        if self.lookup is not None:
-            self.lookup.observe([verified[p] for p in copies], [accepted[p] for p in copies])
+    def _scheduled(self, drafted: Drafted) -> Drafted:
+        """Cuts what the drafter proposed to what the schedule wants verified."""
+        rows, proposal = self.sequences.live, drafted.proposal
+        drafted.tokens = [drafted.copies.get(place, []) for place in range(len(rows))]
+        drafted.scheduled = list(map(len, drafted.tokens))
+        if proposal is not None:
+            places = [place for place in range(len(rows)) if place not in drafted.copies]
+            if proposal.confidences is not None:
+                drafted.confidences = proposal.confidences.float().cpu()[places]
+            lengths = self.schedule.lengths(drafted.confidences, [rows[place] for place in places])
+            tokens = proposal.tokens.tolist()
+            for place, length in zip(places, lengths.clamp_max(proposal.tokens.shape[1]).tolist()):
+                drafted.tokens[place], drafted.scheduled[place] = tokens[place][:length], length
+        return drafted
 
-    def _decide(
-        self, logits: torch.Tensor, drafts: list[list[int]], proposal: Proposal | None, copies: dict[int, list[int]]
-    ) -> list[Iterable[Decision]]:
+    def _decide(self, logits: torch.Tensor, drafted: Drafted) -> list[Iterable[Decision]]:
         """What is committed behind each row's anchor."""
         sequences, do_sample = self.sequences, self.config.do_sample
-        q: list[torch.Tensor | None] = [None] * len(drafts)
-        if proposal is not None and proposal.probabilities is not None:
-            drawn = proposal.probabilities.to(logits.device)
-            q = [None if place in copies else drawn[place] for place in range(len(drafts))]
+        drawn = [drafted.drawn_from(place) for place in range(len(drafted.tokens))]
+        drawn = [None if q is None else q.to(logits.device) for q in drawn]
         if self.at_once:
             scores = logits
             if self.processor or do_sample or sequences.keeps_scores:
                 # A copy, because processors may write into it.
                 scores = self.processor(sequences.prefix(0), logits.to(torch.float32, copy=True))
-            return verify_rows(scores, drafts, q, do_sample, sequences.keeps_scores)
+            return verify_rows(scores, drafted.tokens, drawn, do_sample, sequences.keeps_scores)
         decisions, start = [], 0
-        for place, (row, tokens) in enumerate(zip(sequences.live, drafts)):
+        for place, (row, tokens) in enumerate(zip(sequences.live, drafted.tokens)):
             part = logits[start : start + len(tokens) + 1].float()
             candidates = sequences.with_drafts(place, tokens)
             decisions.append(
-                verify_in_order(part, candidates, len(tokens), self.row_processors[row], q[place], do_sample)
+                verify_in_order(part, candidates, len(tokens), self.row_processors[row], drawn[place], do_sample)
             )
             start += len(tokens) + 1
         return decisions
+
+    def _learn(self, rows: list[int], drafted: Drafted, accepted: list[int], committed: list[int]) -> None:
+        """Counts the round, and lets the schedule and the lookup learn from it."""
+        verified = [len(tokens) for tokens in drafted.tokens]
+        copying = sorted(drafted.copies)
+        drafting = [place for place in range(len(rows)) if place not in drafted.copies]
+        for places, is_copy in ((drafting, False), (copying, True)):
+            if places:
+                counts = [[count[p] for p in places] for count in (drafted.scheduled, verified, accepted, committed)]
+                self.speculation.record_round(
+                    [rows[place] for place in places],
+                    drafted.proposed(places[0]),
+                    *counts,
+                    confidences=None if is_copy else drafted.confidences,
+                    is_copy=is_copy,
+                )
+        if drafting:
+            self.schedule.observe(*([count[p] for p in drafting] for count in (rows, verified, accepted)))
+        if self.lookup is not None:
+            self.lookup.observe([verified[p] for p in copying], [accepted[p] for p in copying])
 
     def _earlier_features(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """

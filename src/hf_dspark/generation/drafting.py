@@ -5,6 +5,7 @@ knew when a call ended is kept for a next call that goes on from the same cache.
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from transformers import Cache, LogitsProcessorList
@@ -108,6 +109,37 @@ class Drafting:
             return False
         self.cache, self.pending = draft_cache, pending
         return True
+
+
+@dataclass
+class Drafted:
+    """
+    What a round sends through the target behind the anchors.
+
+    Args:
+        copies (`dict[int, list[int]]`): By place, what rows copied from their own text.
+        proposal ([`Proposal`], *optional*): The drafter's, of all rows; those of the others are used.
+        tokens (`list[list[int]]`): By place, what is verified.
+        scheduled (`list[int]`): By place, how much the schedule chose; a row may have room for less.
+        confidences (`torch.FloatTensor` of shape `(drafting rows, drafts)`, *optional*): The drafter's; on the CPU.
+    """
+
+    copies: dict[int, list[int]]
+    proposal: Proposal | None = None
+    tokens: list[list[int]] = field(default_factory=list)
+    scheduled: list[int] = field(default_factory=list)
+    confidences: torch.Tensor | None = None
+
+    def proposed(self, place: int) -> int:
+        """How many tokens a row copied or the drafter drafted for it."""
+        if place in self.copies:
+            return len(self.copies[place])
+        return 0 if self.proposal is None else self.proposal.tokens.shape[1]
+
+    def drawn_from(self, place: int) -> torch.Tensor | None:
+        """The distributions `(drafts, vocab_size)` behind a row's drafts, if they were drawn."""
+        drawn = None if self.proposal is None or place in self.copies else self.proposal.probabilities
+        return None if drawn is None else drawn[place]
 
 
 def committed_places(
