@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Gradio reads the finished page as a template too.
 TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$@`"}
 ORIGINS = {
-    "accepted": "guessed and accepted",
+    "accepted": "guessed or copied, and accepted",
     "correction": "put right by the target",
     "bonus": "the target's own, on top",
 }

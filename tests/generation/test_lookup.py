@@ -6,13 +6,13 @@ from conftest import QueryLengths, make_target
 from scripted import OracleDrafter
 from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
-from hf_dspark import DSparkDrafter, ThroughputProfile
+from hf_dspark import DSparkDrafter, ThroughputProfile, speculative_decoding
 from hf_dspark.evaluation.calibration import whole_rounds
 from hf_dspark.generation.lookup import HOPE, Lookup
 from hf_dspark.generation.sequences import Sequences
 from hf_dspark.generation.settings import DraftSettings
 from hf_dspark.generation.statistics import count_rounds, row_record
-from hf_dspark.generation.throughput import ThroughputSchedule
+from hf_dspark.generation.throughput import Plan, ThroughputSchedule
 
 
 BLOCK = {"mask_token_id": 1, "block_size": 5, "num_hidden_layers": 1}
@@ -144,10 +144,44 @@ def test_saved_with_the_drafter(target, drafter, tmp_path):
     assert DSparkDrafter.from_pretrained(tmp_path).generation_config.prompt_lookup_num_tokens == 4
 
 
-def test_one_of_the_targets_own_is_refused(target, drafter):
+@pytest.mark.parametrize("own", [None, 4])
+def test_one_of_the_targets_own_is_refused(target, drafter, own):
+    """`generate` would look there before it looked at the drafter; the call's own goes before both."""
     target.generation_config.prompt_lookup_num_tokens = 3
-    with pytest.raises(ValueError, match="`prompt_lookup_num_tokens` of the target's own `generation_config`"):
+    drafter.generation_config.prompt_lookup_num_tokens = own
+    refused = pytest.raises(ValueError, match="`prompt_lookup_num_tokens` of the target's own `generation_config`")
+    with refused:
         decode(target, [[1, 2]], assistant_model=drafter)
+    for given in (0, 5):
+        decode(target, [[1, 2]], assistant_model=drafter, prompt_lookup_num_tokens=given)
+
+
+def test_beside_a_custom_loop_it_is_refused(target, drafter):
+    loop = speculative_decoding(drafter, prompt_lookup_num_tokens=2)
+    assert decode(looping(target), [[5, 7, 8, 9, 7, 8]], custom_generate=loop).speculation.copied > 0
+    with pytest.raises(ValueError, match="give it to the call, or to `speculative_decoding`"):
+        decode(target, [[1, 2]], custom_generate=loop, prompt_lookup_num_tokens=5)
+
+
+@pytest.mark.parametrize("in_config", [False, True])
+def test_many_samples_of_a_prompt(target, drafter, in_config):
+    options = {"prompt_lookup_num_tokens": 3, "num_return_sequences": 3, "do_sample": True}
+    options |= {"max_new_tokens": 12, "pad_token_id": 0, "return_dict_in_generate": True}
+    if in_config:
+        options = {"generation_config": GenerationConfig(**options)}
+    ids = torch.tensor([[5, 7, 8, 9, 7, 8]])
+    mask = torch.ones_like(ids)
+    output = looping(target).generate(ids, attention_mask=mask, assistant_model=drafter, **options)
+    assert output.sequences.shape[0] == 3
+    assert output.speculation.copied > 0
+
+
+def test_no_more_is_copied_than_there_is_room_for(target, drafter):
+    target, ids = looping(target), [[5, 7, 8, 9, 7, 8], [5, 7, 8, 9, 7, 8]]
+    plain = decode(target, ids)
+    ours = decode(target, ids, assistant_model=drafter, prompt_lookup_num_tokens=10**9)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert [(r.proposed, r.verified) for r in ours.speculation.history] == [(22, [22, 22])]
 
 
 def test_rows_that_copy_beside_rows_that_draft(target):
@@ -195,6 +229,14 @@ def test_the_throughput_schedule_copies_what_pays():
     # A token more costs 0.4 of a plain step, so it must be accepted with 0.4 at least: 0.8 ** 4 is the last.
     assert schedule_of(between).num_copied(1, 1, 0.8) == 4
     assert schedule_of(between, num_copied=2).num_copied(1, 1, 0.8) == 2
+
+
+def test_where_drafts_do_better_nothing_is_copied():
+    schedule = schedule_of(ThroughputProfile({1: {1: 1.0, 16: 1.0}}, {1: {1: 0.1}}))
+    assert schedule.num_copied(1, 1, 0.2) == 8
+    schedule.plan = Plan(4, rate=3.5)
+    assert schedule.num_copied(1, 1, 0.2) == 0
+    assert schedule.num_copied(1, 1, 0.9) == 8
 
 
 def test_fewer_are_copied_under_load():

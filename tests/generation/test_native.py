@@ -228,6 +228,15 @@ def test_what_their_loop_can_not_honour_is_refused_by_name(option, message, pass
     assert starts == []
 
 
+def test_prompt_lookup_of_the_targets_own_is_refused():
+    """It would take the place of the drafter."""
+    target = make_target("qwen3")
+    target.generation_config.prompt_lookup_num_tokens = 3
+    ask = {"assistant_model": make_drafter(target), "speculation_type": "dflash"}
+    with pytest.raises(ValueError, match=r"speculation_type.*prompt_lookup_num_tokens"):
+        target.generate(torch.tensor([[1, 2]]), **ask)
+
+
 class Counting(LogitsProcessor):
     """Favours a token that depends on the number of calls."""
 

@@ -337,7 +337,7 @@ def test_a_draft_that_was_not_drawn(draft, rule):
         drawn = [int(sample_token(p, torch.tensor(draft), None)[0]) for _ in range(3000)]
     else:
         scores = p.log().expand(2 * 3000, -1)
-        drawn = [row[0].token for row in verify_rows(scores, [[draft]] * 3000, [None] * 3000, do_sample=True)]
+        drawn = [row[0].token for row in verify_rows(scores, [[draft]] * 3000, None, True, range(3000))]
     assert p_value(torch.bincount(torch.tensor(drawn), minlength=6).float(), p) > LEAST_P
 
 

@@ -21,7 +21,8 @@ def schedule_text(stats: Speculation) -> str:
     drafts = f"{stats.most_drafts} draft{'' if stats.most_drafts == 1 else 's'} a round"
     if stats.schedule == "throughput" and stats.rounds:
         drafts = f"up to {drafts}, {stats.mean_drafts:.1f} on average"
-    return f"{stats.schedule}{why}, {drafts}"
+    copies = ", copies where the text repeats itself" if stats.copied else ""
+    return f"{stats.schedule}{why}, {drafts}{copies}"
 
 
 class MarkedText:

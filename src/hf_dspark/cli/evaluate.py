@@ -35,7 +35,8 @@ def evaluate(
         list[str] | None,
         Option(
             help="How much is drafted and verified: fixed (the whole block), fixed:3, confidence:0.5, throughput, or "
-            "own (as the drafter's settings say). Each drafter is run under each.",
+            "own (as the drafter's settings say). Each drafter is run under each; +lookup:5 behind one also copies up "
+            "to 5 tokens where the text repeats itself.",
             show_default="own fixed",
         ),
     ] = None,

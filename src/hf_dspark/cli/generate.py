@@ -29,7 +29,12 @@ def generate(
         float, Option(min=0.0, help="0 always takes the likeliest token; higher is more random.")
     ] = 0.0,
     num_assistant_tokens: Annotated[
-        int | None, Option(min=1, help="Tokens guessed a round.", show_default="the drafter's own")
+        int | None,
+        Option(
+            min=1,
+            help="Tokens guessed a round.",
+            show_default="the drafter's own; as pays, where this machine was profiled",
+        ),
     ] = None,
     confidence_threshold: Annotated[
         float | None,
@@ -64,7 +69,7 @@ def generate(
     Answer PROMPT, faster with a drafter.
 
     The answer is what the target alone would have written (or, with a temperature, follows the same distribution).
-    It goes to standard output; in a terminal, tokens that the drafter guessed right are green. The statistics go to
+    It goes to standard output; in a terminal, tokens that were guessed or copied right are green. The statistics go to
     standard error.
 
     Without --target and --drafter, a small pair that runs on a laptop's CPU is used.

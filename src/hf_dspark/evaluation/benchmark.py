@@ -46,7 +46,8 @@ class EvaluationConfig:
     Args:
         schedules (`list[str]`, *optional*, defaults to `["own", "fixed"]`): How drafters draft and verify: `"own"` (as
             `generate` would without arguments), `"fixed"` (the whole block), `"fixed:3"`, `"confidence:0.5"`, or
-            `"throughput"`. Each drafter is run under each; where `"own"` comes out as `"fixed"`, once.
+            `"throughput"`, any of the last three with `"+lookup:5"` behind it. Each drafter is run under each; where
+            `"own"` comes out as `"fixed"`, once.
         baselines (`list[str]`, *optional*): `"prompt_lookup"`, `"fast_layers"`. Plain decoding is always run.
         rows (`list[int]`, *optional*, defaults to `[1]`): Prompts decoded at once; each number is run. A task's last
             prompts that don't make up that number are left out there.

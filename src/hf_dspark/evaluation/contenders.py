@@ -150,7 +150,7 @@ def _drafted(label: str, drafter: Drafter, schedule: str, target: PreTrainedMode
         "num_assistant_tokens": make_schedule(settings, drafter, target).settings.num_drafts,
         "assistant_confidence_threshold": settings.threshold if settings.schedule == "confidence" else None,
         "confidence_temperatures": list(settings.temperatures) if settings.temperatures else None,
-        "prompt_lookup_num_tokens": settings.num_copied,
+        **({"prompt_lookup_num_tokens": settings.num_copied} if settings.num_copied else {}),
         **_size(drafter),
     }
     return Contender(
@@ -167,7 +167,7 @@ def _is_own(contender: Contender, drafted: Iterable[Contender]) -> bool:
     names = ("verification_schedule", "num_assistant_tokens", "prompt_lookup_num_tokens")
     return contender.description["schedule"] == "fixed" and any(
         each.description["schedule"] == "own"
-        and all(each.description[name] == contender.description[name] for name in names)
+        and all(each.description.get(name) == contender.description.get(name) for name in names)
         for each in drafted
     )
 

@@ -297,7 +297,9 @@ def throughput_against_rows(results: dict[str, Any]) -> Figure:
             x = [e["rows"] for e in mine]
             above.plot(x, [e["tokens_per_second"] for e in mine], label=_short(results, name), **look)
             if mine[0]["drafts"]:
-                below.plot(x, [e["drafts"]["verified"] / max(1, e["rounds"]) for e in mine], **look)
+                below.plot(
+                    x, [(e["drafts"]["verified"] + e["drafts"]["copied"]) / max(1, e["rounds"]) for e in mine], **look
+                )
         above.set(ylabel="tokens a second, all rows", ylim=(0, None))
         below.set(ylabel="verified drafts a round", xlabel="rows decoded at once", ylim=(0, None))
         below.set_xscale("log", base=2)

@@ -114,6 +114,9 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     if stop_strings is not None:
         criteria.append(_stop_string_criteria(stop_strings, tokenizer))
         arguments["stop_strings"] = None
+    if call.get("prompt_lookup_num_tokens", getattr(config, "prompt_lookup_num_tokens", None)) is not None:
+        # It is ours now. What `generate` still finds is the target's own, and its way to decode would be another.
+        arguments["prompt_lookup_num_tokens"] = None
     drafter.attach(target)
     loop = functools.partial(decode, drafter=drafter, settings=settings, streamer=streamer, extra_criteria=criteria)
     return original(target, custom_generate=loop, **arguments)
@@ -202,7 +205,7 @@ class _Run:
         self.drafting = Drafting(drafter, settings, self.row_processors, config.do_sample)
         self.sequences = Sequences(input_ids, criteria, config, streamer)
         self.lookup = Lookup(self.sequences) if settings.num_copied else None
-        self.longest_forward = max(drafter.num_drafts, settings.num_copied) + 1
+        self.most_copied = min(settings.num_copied, self.sequences.max_length - self.sequences.prompt_length)
         self.speculation = Speculation([[] for _ in rows], schedule=self.schedule.name)
         self.prompt_hidden: list[tuple[torch.Tensor, ...]] = []
 
@@ -219,7 +222,9 @@ class _Run:
             self.target = Target(*arguments)
             earlier = self._earlier_features(input_ids, model_kwargs)
         else:
-            self.target = TargetOfRows(*arguments, real=real, longest_forward=self.longest_forward)
+            self.target = TargetOfRows(
+                *arguments, real=real, longest_forward=1 + max(self.drafter.num_drafts, self.most_copied)
+            )
             earlier = []
         outputs = self.target.prefill(input_ids, self.config)
         if self.sequences.keeps_hidden:
@@ -265,16 +270,16 @@ class _Run:
 
     def _draft(self) -> Drafted:
         """Copies for the rows that have something to copy, and drafts for the others, as far as they are scheduled."""
-        rows, copies = len(self.sequences.live), {}
-        if self.lookup is not None:
-            found = self.lookup.find()
-            length = self.schedule.num_copied(rows, len(found), self.lookup.acceptance) if found else 0
+        rows, budgets, copies = len(self.sequences.live), self.sequences.budgets(), {}
+        room = max(budgets) - 1
+        if self.lookup is not None and (found := self.lookup.find()):
+            length = self.schedule.num_copied(rows, len(found), self.lookup.acceptance)
+            length = min(length, self.most_copied, room)
             copies = {place: self.lookup.copy(place, start, length) for place, start in found.items() if length}
         # Where every row copies there is nothing to draft, and what waits for the drafter goes on waiting.
         num_drafts = self.schedule.num_drafts(rows) if len(copies) < rows else 0
-        budgets = self.sequences.budgets()
         with self.speculation.timed("draft", self.drafter.device):
-            proposal = self.drafting.propose(self.sequences, min(num_drafts, max(budgets) - 1))
+            proposal = self.drafting.propose(self.sequences, min(num_drafts, room))
         drafted = self._scheduled(Drafted(copies, proposal))
         # A row takes one token more than its accepted drafts.
         drafted.tokens = [tokens[: budget - 1] for tokens, budget in zip(drafted.tokens, budgets)]
@@ -298,20 +303,21 @@ class _Run:
     def _decide(self, logits: torch.Tensor, drafted: Drafted) -> list[Iterable[Decision]]:
         """What is committed behind each row's anchor."""
         sequences, do_sample = self.sequences, self.config.do_sample
-        drawn = [drafted.drawn_from(place) for place in range(len(drafted.tokens))]
-        drawn = [None if q is None else q.to(logits.device) for q in drawn]
+        probabilities = None if drafted.proposal is None else drafted.proposal.probabilities
+        q = None if probabilities is None else probabilities.to(logits.device)
         if self.at_once:
             scores = logits
             if self.processor or do_sample or sequences.keeps_scores:
                 # A copy, because processors may write into it.
                 scores = self.processor(sequences.prefix(0), logits.to(torch.float32, copy=True))
-            return verify_rows(scores, drafted.tokens, drawn, do_sample, sequences.keeps_scores)
+            return verify_rows(scores, drafted.tokens, q, do_sample, drafted.copies, sequences.keeps_scores)
         decisions, start = [], 0
         for place, (row, tokens) in enumerate(zip(sequences.live, drafted.tokens)):
             part = logits[start : start + len(tokens) + 1].float()
             candidates = sequences.with_drafts(place, tokens)
+            row_q = None if q is None or place in drafted.copies else q[place]
             decisions.append(
-                verify_in_order(part, candidates, len(tokens), self.row_processors[row], drawn[place], do_sample)
+                verify_in_order(part, candidates, len(tokens), self.row_processors[row], row_q, do_sample)
             )
             start += len(tokens) + 1
         return decisions

@@ -136,11 +136,6 @@ class Drafted:
             return len(self.copies[place])
         return 0 if self.proposal is None else self.proposal.tokens.shape[1]
 
-    def drawn_from(self, place: int) -> torch.Tensor | None:
-        """The distributions `(drafts, vocab_size)` behind a row's drafts, if they were drawn."""
-        drawn = None if self.proposal is None or place in self.copies else self.proposal.probabilities
-        return None if drawn is None else drawn[place]
-
 
 def committed_places(
     rows: Sequence[int], verified: Sequence[int], committed: Sequence[list[int]], finished: Sequence[int]

@@ -83,7 +83,8 @@ def refuse_options(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
     kind = option("cache_implementation") or ("static" if isinstance(cache, StaticCache) else "dynamic")
     present = {f"`{name}`": option(name) is not None and option(name) is not False for name in UNSUPPORTED}
     # Ours, which are the drafter's to default to and not the target's.
-    given = {name: arguments.get(name, getattr(config, name, None)) for name in SETTING_NAMES}
+    ours = [name for name in SETTING_NAMES if name not in UNSUPPORTED]
+    given = {name: arguments.get(name, getattr(config, name, None)) for name in ours}
     present |= {f"`{name}`": value is not None for name, value in given.items()}
     present |= {
         "num_beams > 1": (option("num_beams") or 1) > 1,

@@ -45,9 +45,9 @@ class DraftSettings:
         threshold (`float`): The least confidence of a draft that is verified.
         temperatures (`tuple[float, ...]`, *optional*): What the confidences are calibrated with, one a draft position.
         context_window (`int`, *optional*): Positions before the anchor that the drafter looks at; all by default.
-        most_drafts (`int`, *optional*): The same for the throughput schedule, which decides by what drafts cost: the
-            length that a checkpoint records is meant for a fixed schedule and does not bind it. `num_drafts` by
-            default.
+        most_drafts (`int`, *optional*): Tokens drafted a round at most by the throughput schedule, which decides by
+            what drafts cost: the length that a checkpoint records is meant for a fixed schedule and does not bind it.
+            `num_drafts` by default.
         num_copied (`int`): Tokens copied from a row's own text where its last tokens stood before, see [`Lookup`]; at
             most. 0 copies none.
     """
@@ -106,8 +106,10 @@ def resolve_settings(
     if window is not None and window < 1:
         raise ValueError(f"`draft_context_window` must be at least 1, got {window}; leave it out for no limit.")
     num_copied = setting("prompt_lookup_num_tokens") or 0
-    if num_copied < 0:
-        raise ValueError(f"`prompt_lookup_num_tokens` must be at least 1, or 0 to copy nothing; got {num_copied}.")
+    if type(num_copied) is not int or num_copied < 0:
+        raise ValueError(
+            f"`prompt_lookup_num_tokens` must be a whole number from 1, or 0 to copy nothing; got {num_copied!r}."
+        )
     most_drafts = num_drafts if given("num_assistant_tokens") is not None else drafter.num_drafts
     return DraftSettings(num_drafts, schedule, float(threshold or 0.0), temperatures, window, most_drafts, num_copied)
 
@@ -150,10 +152,9 @@ def refuse_unsupported(
         "constrained beam search": getattr(config, "constraints", None) or getattr(config, "force_words_ids", None),
         "`penalty_alpha` (contrastive search)": config.penalty_alpha,
         "`dola_layers`": getattr(config, "dola_layers", None),
-        "`prompt_lookup_num_tokens` of the target's own `generation_config`; pass it to the call": (
-            config.prompt_lookup_num_tokens and not settings.num_copied
-        ),
-        "`max_matching_ngram_size`": config.max_matching_ngram_size,
+        "`prompt_lookup_num_tokens` of the target's own `generation_config`, or beside `speculative_decoding`; give "
+        "it to the call, or to `speculative_decoding`": config.prompt_lookup_num_tokens,
+        "`max_matching_ngram_size`": settings.num_copied and config.max_matching_ngram_size,
         "`assistant_early_exit` beside a drafter": config.assistant_early_exit,
         "`assistant_ensemble_weight` (it changes the distribution)": config.assistant_ensemble_weight,
         "`use_cache=False`": not model_kwargs.get("use_cache", True) or cache is None,

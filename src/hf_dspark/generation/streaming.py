@@ -53,9 +53,9 @@ class DraftStreamer(BaseStreamer):
         tokenizer (`PreTrainedTokenizerBase`):
             Turns the tokens into text.
         show (`Callable[[str, str], None]`):
-            Called with each piece of text and where its last token came from: `"accepted"`, a draft that the target
-            agreed with; `"correction"`, what the target put in place of a rejected draft; `"bonus"`, its token behind
-            drafts that were all accepted; `"plain"`, a token decided without any draft, as in plain decoding.
+            Called with each piece of text and where its last token came from: `"accepted"`, a draft (or copy) that the
+            target agreed with; `"correction"`, what the target put in place of a rejected draft; `"bonus"`, its token
+            behind drafts that were all accepted; `"plain"`, a token decided without any draft, as in plain decoding.
 
     Example:
 

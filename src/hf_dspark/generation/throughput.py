@@ -199,10 +199,14 @@ class ThroughputSchedule(Schedule):
         self.live: list[int] = []
         self.predicted: np.ndarray | None = None
         self._costs: dict[int, Costs] = {}
+        self._copy_steps: dict[int, np.ndarray] = {}
+        # Live rows of the round, those that copy included.
+        self.rows = 0
 
     # ------------------------------------------------------------------ before the draft
 
     def num_drafts(self, rows: int) -> int:
+        self.rows = rows
         self.round += 1
         while self.waiting and self.waiting[0][0] <= self.round - DELAY:
             self.past.append(self.waiting.popleft())
@@ -212,10 +216,15 @@ class ThroughputSchedule(Schedule):
 
     def num_copied(self, rows: int, copying: int, acceptance: float) -> int:
         numbers = np.arange(self.settings.num_copied + 1)
-        steps = self.profile.step_costs(rows, len(numbers) - 1)
-        gained = copying * np.concatenate([[0.0], (acceptance ** numbers[1:]).cumsum()])
-        # What plain decoding would gain in the time that the copies add to a step.
-        return int((gained - rows / steps[0] * (steps[copying * numbers] - steps[0])).argmax())
+        if rows not in self._copy_steps:
+            self._copy_steps[rows] = self.profile.step_costs(rows, len(numbers) - 1)
+        steps = self._copy_steps[rows]
+        tokens = copying * (acceptance**numbers).cumsum()
+        # The copying rows' share of a plain step, and what the copies add to it.
+        seconds = steps[0] * copying / rows + steps[copying * numbers] - steps[0]
+        # In that time, plain decoding and drafting as it was last planned would give tokens too.
+        worth = tokens - max(rows / steps[0], self.plan.rate) * seconds
+        return int(worth.argmax()) if worth.max() > 0 else 0
 
     def costs(self, rows: int) -> Costs:
         """Costs at `rows` live rows."""
@@ -291,7 +300,7 @@ class ThroughputSchedule(Schedule):
         self.predicted = survival
         ranked, owners = rank(survival)
         if self.plan.floors is None:
-            admitted = stop_early(ranked, self.costs(len(rows)), self.plan.num_drafts)
+            admitted = stop_early(ranked, self.costs(self.rows), self.plan.num_drafts)
         else:
             admitted = int(((ranked >= self.plan.floors[: len(ranked)]) & (ranked > 0)).cumprod().sum())
         self.waiting.append((self.round, np.array(rows), self._continued(survival)))
@@ -329,10 +338,10 @@ class ThroughputSchedule(Schedule):
         was_verified = np.arange(self.predicted.shape[1]) < np.asarray(verified)[:, None]
         predicted = (self.predicted * was_verified).sum(1) / self._corrections(rows)
         self.outcomes[list(rows)] = MEMORY * self.outcomes[list(rows)] + np.stack([accepted, predicted], axis=1)
-        costs = self.costs(len(rows))
+        costs = self.costs(self.rows)
         spent = costs.drafts[self.plan.num_drafts] + costs.steps[min(sum(verified), len(costs.steps) - 1)]
         # What plain decoding would have needed for these tokens.
-        saved = costs.steps[0] * (1 + sum(accepted) / len(rows))
+        saved = costs.steps[0] * (1 + sum(accepted) / self.rows)
         self.lost = max(self.lost + spent - saved, -MOST_BANKED * costs.steps[0])
         self.predicted = None
 

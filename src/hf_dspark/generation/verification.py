@@ -1,8 +1,7 @@
 """Which drafts are accepted, and the target's own token behind them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -28,8 +27,9 @@ class Decision:
 def verify_rows(
     scores: torch.Tensor,
     drafts: Sequence[Sequence[int]],
-    probabilities: Sequence[torch.Tensor | None],
+    probabilities: torch.Tensor | None,
     do_sample: bool,
+    certain: Container[int] = (),
     keep_scores: bool = False,
 ) -> list[list[Decision]]:
     """
@@ -40,17 +40,18 @@ def verify_rows(
         scores (`torch.FloatTensor` of shape `(tokens, vocab_size)`):
             The target's processed scores, row after row: those of each draft, then those of the token behind them.
         drafts (`Sequence[Sequence[int]]`): The verified drafts of each row.
-        probabilities (`Sequence[torch.FloatTensor]`): Per row the distributions that its drafts were drawn from,
-            `(drafts, vocab_size)`; `None` where they were not drawn, but had to be these.
+        probabilities (`torch.FloatTensor` of shape `(rows, drafts, vocab_size)`, *optional*):
+            The distributions that the drafts were drawn from.
         do_sample (`bool`): Whether to sample.
+        certain (`Container[int]`, *optional*): Rows whose drafts were not drawn, but had to be these.
         keep_scores (`bool`, *optional*, defaults to `False`): Whether decisions carry the scores behind them.
 
     Returns:
         `list[list[Decision]]`: per row its accepted drafts, then the target's own token.
     """
-    choose = _sample_rows if do_sample else _most_likely
+    chosen = _sample_rows(scores, drafts, probabilities, certain) if do_sample else _most_likely(scores, drafts)
     decisions, start = [], 0
-    for row, (accepted, own) in zip(drafts, choose(scores, drafts, probabilities)):
+    for row, (accepted, own) in zip(drafts, chosen):
         kept = scores[start : start + accepted + 1].split(1) if keep_scores else [None] * (accepted + 1)
         tokens = [*row[:accepted], own]
         decisions.append([Decision(token, k < accepted, kept[k]) for k, token in enumerate(tokens)])
@@ -58,9 +59,7 @@ def verify_rows(
     return decisions
 
 
-def _most_likely(
-    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: Any
-) -> Iterator[tuple[int, int]]:
+def _most_likely(scores: torch.Tensor, drafts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Per row how many drafts are accepted, and the token behind them."""
     best, start = scores.argmax(-1).tolist(), 0
     for row in drafts:
@@ -72,49 +71,42 @@ def _most_likely(
 
 
 def _sample_rows(
-    scores: torch.Tensor, drafts: Sequence[Sequence[int]], probabilities: Sequence[torch.Tensor | None]
+    scores: torch.Tensor,
+    drafts: Sequence[Sequence[int]],
+    probabilities: torch.Tensor | None,
+    certain: Container[int],
 ) -> list[tuple[int, int]]:
     p = torch.softmax(scores, dim=-1)
-    # Place of every draft among the scores and its token, and the chance that it was drawn with.
-    flat, drawn, starts, start = [], [], [], 0
-    for tokens, q in zip(drafts, probabilities):
+    # Place of every draft among the scores, its row, its slot and its token.
+    flat, starts, start = [], [], 0
+    for row, tokens in enumerate(drafts):
         starts.append(start)
-        flat += [(start + k, token) for k, token in enumerate(tokens)]
-        if tokens:
-            drawn.append(_chances(p.new_tensor(tokens, dtype=torch.long), q))
+        flat += [(start + k, row, k, token) for k, token in enumerate(tokens)]
         start += len(tokens) + 1
     hits: list[bool] = []
     if flat:
-        place, token = torch.tensor(flat, device=p.device).unbind(1)
-        hits = (torch.rand(len(flat), device=p.device) * torch.cat(drawn) < p[place, token]).tolist()
+        place, row, slot, token = torch.tensor(flat, device=p.device).unbind(1)
+        chance = torch.rand(len(flat), device=p.device)
+        drawn = [i for i, (_, r, _, _) in enumerate(flat) if r not in certain]
+        if drawn:
+            chance[drawn] *= probabilities[row[drawn], slot[drawn], token[drawn]]
+        hits = (chance < p[place, token]).tolist()
     accepted, first = [], 0
     for tokens in drafts:
         mine = [*hits[first : first + len(tokens)], False]
         accepted.append(mine.index(False))
         first += len(tokens)
     last = p[[start + n for start, n in zip(starts, accepted)]]
-    for row, (tokens, n, q) in enumerate(zip(drafts, accepted, probabilities)):
-        if n < len(tokens):
-            last[row] = residual(last[row], tokens[n], None if q is None else q[n])
+    rejected = [r for r, tokens in enumerate(drafts) if accepted[r] < len(tokens)]
+    if rejected:
+        rest = last.clone()
+        if copied := [r for r in rejected if r in certain]:
+            rest[copied, [drafts[r][accepted[r]] for r in copied]] = 0.0
+        if drawn := [r for r in rejected if r not in certain]:
+            rest[drawn] = (last[drawn] - probabilities[drawn, [accepted[r] for r in drawn]]).clamp_min(0)
+        # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
+        last = torch.where(rest.sum(-1, keepdim=True) > 0, rest, last)
     return list(zip(accepted, torch.multinomial(last, 1)[:, 0].tolist()))
-
-
-def _chances(tokens: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
-    """With what probability each of a row's drafts was drawn."""
-    if q is None:
-        return torch.ones(len(tokens), device=tokens.device)
-    return q[: len(tokens)].gather(1, tokens[:, None])[:, 0]
-
-
-def residual(p: torch.Tensor, draft: int | torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
-    """What `p` `(vocab_size,)` has more than `q`, or than the rejected draft alone; not normalised."""
-    if q is None:
-        rest = p.clone()
-        rest[draft] = 0
-    else:
-        rest = (p - q).clamp_min(0)
-    # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
-    return torch.where(rest.sum() > 0, rest, p)
 
 
 def verify_in_order(
@@ -162,10 +154,14 @@ def sample_token(p: torch.Tensor, draft: torch.Tensor | None, q: torch.Tensor | 
     """
     if draft is None:
         return torch.multinomial(p, 1)[0], False
-    chance = torch.rand((), device=p.device) * (1 if q is None else q[draft])
-    if float(chance) < float(p[draft]):
+    if q is None:
+        q = torch.zeros_like(p)
+        q[draft] = 1.0
+    if float(torch.rand((), device=p.device) * q[draft]) < float(p[draft]):
         return draft, True
-    return torch.multinomial(residual(p, draft, q), 1)[0], False
+    residual = (p - q).clamp_min(0)
+    # Equal distributions can differ by rounding alone; then nothing is left, and p itself is right.
+    return torch.multinomial(residual if float(residual.sum()) > 0 else p, 1)[0], False
 
 
 # Processors that are functions of a row's scores alone, so that they may process any scores at once.
