@@ -54,15 +54,15 @@ def build_cost_model(
             if not any(row for unit in units for turn in unit.turns for row in turn.rows):
                 continue  # every answer ended with the prefill's token: there is nothing to go by
             level = _levelled(costs[contender.name], units, contender, target)
+            # A machine is slower now than then, and behind long texts than short ones: each unit has its own level.
+            levels = [_levelled(level, [unit], contender, target) for unit in units]
             head = {"drafter": contender.description["drafter"], "rows": rows}
-            found = [
-                {**head, "schedule": name, **_predict(level, units, contender.drafter, target, settings)}
-                | _measured(measured.get((rivals.get(settings), rows)))
-                for name, settings in candidates(contender.drafter, units).items()
-            ]
-            for prediction in found:
-                if prediction["measured_speedup"]:
-                    prediction["error"] = prediction["speedup"] / prediction["measured_speedup"]["value"] - 1
+            found = []
+            for name, settings in candidates(contender.drafter, units).items():
+                rival = rivals.get(settings)
+                prediction = _predict(levels, units, contender.drafter, target, settings, rival)
+                estimate = {"measured_speedup": measured.get((rival, rows))}
+                found.append({**head, "schedule": name, **prediction, **estimate})
             best = max(found, key=lambda prediction: prediction["speedup"])
             is_plain = best["speedup"] < 1 + MARGIN
             advice = {"schedule": best["schedule"], "speedup": best["speedup"], "plain": is_plain}
@@ -118,6 +118,7 @@ def replay_unit(
 
 
 def _levelled(costs: Costs, units: list[UnitRun], contender: Contender, target: PreTrainedModel) -> Costs:
+    """Costs at which the whole block took what it did on these units."""
     rounds = [
         round_
         for unit in units
@@ -127,17 +128,23 @@ def _levelled(costs: Costs, units: list[UnitRun], contender: Contender, target: 
     prefill = sum(turn.prefill_seconds for unit in units for turn in unit.turns)
     drafting = sum(unit.draft_seconds for unit in units)
     other = sum(unit.seconds for unit in units) - drafting - prefill
-    return costs.levelled(rounds, drafting, other)
+    return costs.levelled(rounds, drafting, other) if rounds else costs
 
 
 def _predict(
-    costs: Costs, units: list[UnitRun], drafter: Drafter, target: PreTrainedModel, settings: DraftSettings
+    levels: list[Costs],
+    units: list[UnitRun],
+    drafter: Drafter,
+    target: PreTrainedModel,
+    settings: DraftSettings,
+    rival: str | None,
 ) -> dict[str, Any]:
+    """What a setting would give, and how far off that is, by the median over units, if a contender ran it."""
     speedups, seconds, committed, rounds, verified = [], 0.0, 0, 0, 0
-    for unit in units:
+    for costs, unit in zip(levels, units):
         turns = replay_unit(unit, drafter, target, settings, costs.profile)
         spent = sum(costs.seconds(each) + turn.prefill_seconds for each, turn in zip(turns, unit.turns))
-        speedups.append(unit.plain_seconds / spent)
+        speedups.append(unit.tokens / spent / (unit.plain_tokens / unit.plain_seconds))
         seconds += spent
         for each in (round_ for turn in turns for round_ in turn):
             rounds += len(each.committed)
@@ -147,7 +154,8 @@ def _predict(
         "accepted_length": committed / rounds,
         "verified_per_round": verified / rounds,
         "speedup": float(np.median(speedups)),
-        "tokens_per_second": sum(unit.plain_tokens for unit in units) / seconds,
+        "tokens_per_second": sum(unit.tokens for unit in units) / seconds,
+        "error": None if rival is None else _error(speedups, [unit.speedups[rival] for unit in units]),
     }
 
 
@@ -156,5 +164,5 @@ def _prefill_per_token(units: list[UnitRun]) -> float:
     return sum(turn.prefill_seconds for turn in turns) / sum(turn.prompt_tokens for turn in turns)
 
 
-def _measured(speedup: dict[str, Any] | None) -> dict[str, Any]:
-    return {"measured_speedup": speedup, "error": None}
+def _error(predicted: list[float], measured: list[float]) -> float:
+    return float(np.median(np.array(predicted) / np.array(measured))) - 1

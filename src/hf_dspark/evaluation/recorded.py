@@ -1,7 +1,7 @@
 """What a run with the whole block recorded: the ground for calibration, for sweeps and for the cost model."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .contenders import PLAIN
@@ -44,6 +44,8 @@ class UnitRun:
         turns (`list[Turn]`): Its turns.
         plain_tokens (`int`), plain_seconds (`float`): Of plain decoding.
         draft_seconds, seconds (`float`): Of the whole block, drafting and in all.
+        tokens (`int`): New tokens of the whole block; after a tie they may be others than plain decoding's.
+        speedups (`dict[str, float]`): Of every contender, in tokens a second over plain decoding's.
     """
 
     task: str
@@ -52,6 +54,8 @@ class UnitRun:
     plain_seconds: float
     draft_seconds: float
     seconds: float
+    tokens: int = 0
+    speedups: dict[str, float] = field(default_factory=dict)
 
 
 def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: int, num_drafts: int) -> list[UnitRun]:
@@ -61,18 +65,29 @@ def recorded_units(records: Iterable[dict[str, Any]], whole_block: str, rows: in
         if record["unit"][0] != rows or whole_block not in record["turns"][0]["contenders"]:
             continue
         runs = [turn["contenders"][whole_block] for turn in record["turns"]]
-        plain = [turn["contenders"][PLAIN] for turn in record["turns"]]
+        names = record["turns"][0]["contenders"]
+        tokens = {
+            name: _total(record, name, lambda run: sum(row["new_tokens"] for row in run["rows"])) for name in names
+        }
+        seconds = {name: _total(record, name, lambda run: run["seconds"]) for name in names}
+        rates = {name: tokens[name] / seconds[name] for name in names}
         units.append(
             UnitRun(
                 record["unit"][1],
                 [_turn(turn, run, num_drafts) for turn, run in zip(record["turns"], runs)],
-                sum(row["new_tokens"] for turn in plain for row in turn["rows"]),
-                sum(turn["seconds"] for turn in plain),
+                tokens[PLAIN],
+                seconds[PLAIN],
                 sum(run["draft_seconds"] for run in runs),
-                sum(run["seconds"] for run in runs),
+                seconds[whole_block],
+                tokens[whole_block],
+                {name: rate / rates[PLAIN] for name, rate in rates.items()},
             )
         )
     return units
+
+
+def _total(record: dict[str, Any], name: str, count: Callable[[dict[str, Any]], float]) -> float:
+    return sum(count(turn["contenders"][name]) for turn in record["turns"])
 
 
 def _turn(turn: dict[str, Any], run: dict[str, Any], num_drafts: int) -> Turn:
