@@ -254,8 +254,8 @@ def _cost_model(results: dict[str, Any]) -> list[str]:
     )
     note = (
         "\nPredicted from the rounds that verified the whole block, replayed under each schedule, and from what "
-        "drafting, steps of the target and the rest cost on this machine. The whole block itself sets their level, so "
-        "its own prediction says little.\n"
+        "drafting, steps of the target and the rest cost on this machine. The whole block itself sets each prompt's "
+        "level, so its own prediction says little. The error is the median over prompts.\n"
     )
     return [*parts, note, table(header, rows)]
 
