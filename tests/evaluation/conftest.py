@@ -1,6 +1,5 @@
 """What tests of evaluations share: a pair whose drafter is right now and then, tasks, and a run that is over soon."""
 
-import functools
 import json
 
 import pytest
@@ -10,7 +9,6 @@ from conftest import make_target
 from hf_dspark import DSparkDrafter
 from hf_dspark.evaluation import benchmark
 from hf_dspark.evaluation.benchmark import EvaluationConfig, evaluate_drafter
-from hf_dspark.generation.profiling import profile_throughput
 
 
 @pytest.fixture(scope="package")
@@ -70,5 +68,5 @@ def finished(evaluate_tiny, tmp_path_factory):
     """Folder and results of a run with all that there is."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+        patch.setattr(benchmark, "PROFILE_SECONDS", 0)
         return folder, evaluate_tiny(folder, cost_model=True, baselines=["prompt_lookup"])

@@ -1,6 +1,5 @@
 """What is predicted of settings that were run, and of those that were not."""
 
-import functools
 import itertools
 import statistics
 
@@ -11,7 +10,6 @@ from hf_dspark.evaluation import benchmark
 from hf_dspark.evaluation.log import read_log
 from hf_dspark.evaluation.recorded import recorded_units
 from hf_dspark.evaluation.results import entry
-from hf_dspark.generation.profiling import profile_throughput
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_the_best_is_recommended(model):
 
 
 def test_what_generate_does_by_itself_stands_for_the_same_setting(evaluate_tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    monkeypatch.setattr(benchmark, "PROFILE_SECONDS", 0)
     results = evaluate_tiny(tmp_path, schedules=["own", "fixed"], prompts=["Hello."], tasks=[], cost_model=True)
     assert list(results["contenders"]) == ["plain", "drafter own"]
     whole = prediction(results["cost_model"], "fixed:4")
@@ -103,7 +101,7 @@ def test_what_was_run_is_replayed_as_it_was(finished, model):
 
 def test_a_long_prompt_among_short_ones_leaves_costs_above_zero(evaluate_tiny, tmp_path, monkeypatch):
     """Rows are padded to the longest prompt; what its prefill took is measured, not reckoned."""
-    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    monkeypatch.setattr(benchmark, "PROFILE_SECONDS", 0)
     monkeypatch.setattr(benchmark, "write_plots", lambda *_: {})
     prompts = ["x" * 300, *map(str, range(7))]
     settings = {"schedules": ["fixed"], "rows": [8], "max_new_tokens": 4, "tasks": [], "prompts": prompts}
@@ -117,7 +115,7 @@ def test_a_long_prompt_among_short_ones_leaves_costs_above_zero(evaluate_tiny, t
 def test_answers_without_a_round(evaluate_tiny, pair, tiny_tokenizer, tmp_path, monkeypatch):
     """Each ends with the prefill's token: there is nothing to predict from, and nothing to draw but times."""
     target, _ = pair
-    monkeypatch.setattr(benchmark, "profile_throughput", functools.partial(profile_throughput, seconds=0))
+    monkeypatch.setattr(benchmark, "PROFILE_SECONDS", 0)
     ids = torch.tensor([benchmark.encode(tiny_tokenizer, [{"role": "user", "content": "hi"}])])
     first = target.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)[0, -1].item()
     monkeypatch.setattr(target.generation_config, "eos_token_id", first)

@@ -35,6 +35,8 @@ from .tasks import Prompt, Task, check_names, load_tasks, text_task
 NO_CUTOFFS = {"min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 # An interrupted run leaves a `results.json` that is at most this old.
 REFRESH_SECONDS = 30
+# How long the curves behind predictions are measured for each number of rows: noise in them is error in all of these.
+PROFILE_SECONDS = 20.0
 Progress = Callable[[int, int], None]
 
 
@@ -349,7 +351,13 @@ class _Run:
         for contender in whole:
             # Not stored: `generate` would change its defaults after an evaluation.
             profile = profile_throughput(
-                self.target, contender.drafter, rows, self._mean_context(), progress=False, store=False
+                self.target,
+                contender.drafter,
+                rows,
+                self._mean_context(),
+                PROFILE_SECONDS,
+                progress=False,
+                store=False,
             )
             costs[contender.name] = Costs(profile, contender.drafter.num_drafts)
         results = summarise(self.log.records, self.facts["contenders"], self.config.seed)["results"]
