@@ -27,7 +27,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of the target")
     parser.add_argument("--drafter-dtype", choices=("float32", "bfloat16"), default=None, help="the target's if unset")
     parser.add_argument(
-        "--num-assistant-tokens", type=int, default=None, help="drafts a round, beside the whole block"
+        "--num-assistant-tokens",
+        type=int,
+        default=None,
+        help="drafts a round, beside the whole block; with and without copies",
     )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
@@ -42,8 +45,9 @@ def main() -> None:
     target, tokenizer = load_embedded_target(getattr(torch, args.dtype))
     drafter_dtype = getattr(torch, args.drafter_dtype or args.dtype)
     drafter = AutoDrafter.from_pretrained(args.drafter or embedded_drafter(), dtype=drafter_dtype)
+    number = args.num_assistant_tokens
     config = EvaluationConfig(
-        schedules=["fixed", *([f"fixed:{args.num_assistant_tokens}"] if args.num_assistant_tokens else [])],
+        schedules=["fixed", *([f"fixed:{number}", f"fixed:{number}+lookup:5"] if number else [])],
         samples=args.samples,
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
