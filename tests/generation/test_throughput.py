@@ -286,6 +286,9 @@ SITUATIONS = {
     "throughput, free": ({}, (1e-4, 1e-3)),
     "throughput, fair": ({}, (0.2, 0.02)),
     "throughput, pausing": ({}, (0.45, 0.05)),
+    # Of four tokens, some rows have something to copy in a round and the others draft.
+    "fixed, copying": ({"verification_schedule": "fixed", "prompt_lookup_num_tokens": 3}, None),
+    "throughput, copying": ({"prompt_lookup_num_tokens": 3}, (0.2, 0.02)),
 }
 
 
@@ -302,8 +305,9 @@ def exact_distribution(target, prompt, tokens):
 @pytest.mark.parametrize("kind", ["trained on nothing", "stubborn"])
 def test_every_row_follows_the_targets_distribution(situation, kind, small_pair, monkeypatch):
     """Chi-square per row over the last tokens of short generations, with schedules that see, pause and probe."""
-    import hf_dspark.generation.throughput as throughput
+    from hf_dspark.generation import lookup, throughput
 
+    monkeypatch.setattr(lookup, "MATCHED", 2)
     monkeypatch.setattr(throughput, "FIRST_PAUSE", 2)
     target, drafter = small_pair
     if kind == "stubborn":
@@ -318,11 +322,11 @@ def test_every_row_follows_the_targets_distribution(situation, kind, small_pair,
         keep_profile(
             target, drafter, lambda rows, tokens: 1 + costs[0] * (tokens - rows) / rows, lambda rows, n: costs[1]
         )
-        settings = {"verification_schedule": "throughput"}
+        settings = {**settings, "verification_schedule": "throughput"}
     prompts, tokens, copies, repeats = torch.tensor([[1, 2, 3, 0], [3, 3, 2, 1]]), 5, 100, 8
     counts = np.zeros((2, VOCABULARY**tokens))
     torch.manual_seed(11)
-    drafted = 0
+    drafted = copied = 0
     for _ in range(repeats):
         output = target.generate(
             prompts.repeat_interleave(copies, 0),
@@ -336,10 +340,12 @@ def test_every_row_follows_the_targets_distribution(situation, kind, small_pair,
             **settings,
         )
         drafted += sum(output.speculation.verified)
+        copied += output.speculation.copied
         places = (output.sequences[:, 4:] * VOCABULARY ** torch.arange(tokens).flip(0)).sum(1).view(2, copies)
         for row in range(2):
             counts[row] += np.bincount(places[row], minlength=VOCABULARY**tokens)
     assert drafted > 0
+    assert (copied > 0) == ("copying" in situation)
     for row in range(2):
         expected = exact_distribution(target, prompts[row], tokens)
         assert expected.sum() == pytest.approx(1, abs=1e-4)
