@@ -355,12 +355,12 @@ def threshold_plot(summary: dict[str, list[tuple[float, float]]], thresholds: li
             rate.grid(False)
             if i == 0:
                 panel.set_ylabel("drafts a round")
-                panel.legend(loc="upper right")
             if i == len(summary) - 1:
                 rate.set_ylabel("acceptance rate")
                 rate.spines["right"].set_visible(True)
             else:
                 rate.set_yticklabels([])
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
         return figure
 
 
