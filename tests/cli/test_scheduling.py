@@ -52,6 +52,7 @@ def test_throughput_without_a_profile(run, tiny_embedded_pair):
 
 def test_calibrate(run, prompts, tiny_embedded_pair, tmp_path):
     save = tmp_path / "calibrated"
+    save.mkdir()  # an empty folder is as good as none
     options = ("--data", prompts, "--save", save, "--max-new-tokens", 24)
     result = run("calibrate", *options, "--plot", tmp_path / "reliability.png")
     assert result.exit_code == 0, result.output
@@ -93,6 +94,13 @@ def test_what_is_refused(run, prompts, tiny_embedded_pair, tmp_path):
         ("calibrate", "--data", prompts, "--save", tmp_path / "new", "--drafter", tiny_embedded_pair[1]),
     ):
         assert run(*command).exit_code == 2
+    for command in (
+        ("profile", "--plot", tmp_path / "curve.xyz"),
+        ("calibrate", "--data", prompts, "--save", tmp_path / "new", "--plot", tmp_path / "curve.xyz"),
+    ):
+        assert "End it in .png, .svg, .pdf" in str(run(*command).exception)
+    result = run("calibrate", "--data", prompts, "--save", prompts)
+    assert "is a file. Name a folder" in str(result.exception)
     prompts.write_text('{"turns": ["x"]}\n{"turns": \n')
     result = run("calibrate", "--data", prompts, "--save", tmp_path / "new")
     assert "prompts.jsonl:2: Not JSON" in str(result.exception)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from conftest import QueryLengths, make_target, make_tokenizer
+from conftest import SIZES, QueryLengths, make_target, make_tokenizer
 from scripted import OracleDrafter
 from transformers import (
     DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LogitsProcessor,
@@ -302,3 +304,21 @@ def test_real_pair(real_target, settings):
     expected = [row + [tokenizer.pad_token_id] * (longest - len(row)) for row in plain]
     assert output.sequences[:, ids.shape[1] :].tolist() == expected
     assert output.speculation.mean_accepted_length > 1.3
+
+
+# ---------------------------------------------------------------------- kernels
+
+
+@pytest.mark.parametrize("kernel", ["eager", "flex_attention"])
+def test_soft_caps_hold_whatever_the_kernel(kernel):
+    """PyTorch's attention knows no cap of the logits, so it must not take the place of a kernel that does."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "attn_logit_softcapping": 1.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
+    target = Gemma2ForCausalLM(Gemma2Config(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in target.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+    expected = alone(target)
+    target.set_attn_implementation(kernel)
+    check(target, DSparkDrafter.from_target(target, markov_rank=8, **BLOCK), plain=expected)

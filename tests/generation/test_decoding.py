@@ -417,6 +417,14 @@ def test_a_round_without_drafts(target, drafter):
         ({"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2}, "max_matching_ngram_size"),
         ({"num_assistant_tokens": 6}, "`num_assistant_tokens` 6 is out of reach: this drafter drafts 1 to 5"),
         ({"num_assistant_tokens": 0}, "`num_assistant_tokens` 0 is out of reach"),
+        ({"num_assistant_tokens": 2.5}, "`num_assistant_tokens` 2.5 is out of reach"),
+        ({"num_assistant_tokens": "3"}, "`num_assistant_tokens` '3' is out of reach"),
+        ({"num_assistant_tokens": True}, "`num_assistant_tokens` True is out of reach"),
+        ({"draft_context_window": 2.5}, "`draft_context_window` must be at least 1, got 2.5"),
+        ({"draft_context_window": "8"}, "`draft_context_window` must be at least 1, got '8'"),
+        ({"assistant_confidence_threshold": "x"}, "between 0 and 1, got 'x'"),
+        ({"confidence_temperatures": 1.0}, "`confidence_temperatures` must be 5 positive numbers"),
+        ({"confidence_temperatures": "abcde"}, "`confidence_temperatures` must be 5 positive numbers"),
         ({"assistant_confidence_threshold": 1.5}, "between 0 and 1, got 1.5"),
         ({"verification_schedule": "confidence"}, "needs `assistant_confidence_threshold`"),
         ({"verification_schedule": "psychic"}, "'psychic' is not available; choose one of fixed, confidence"),
@@ -430,6 +438,17 @@ def test_refused_by_name(target, drafter, options, message):
     with QueryLengths(target) as lengths, pytest.raises(ValueError, match=message):
         speculate(target, drafter, **options)
     assert lengths == []  # before any forward
+
+
+@pytest.mark.parametrize("in_config", [False, True])
+def test_settings_beside_a_custom_loop_are_refused(target, drafter, in_config):
+    options = {"num_assistant_tokens": 2}
+    if in_config:
+        config = GenerationConfig(max_new_tokens=4)
+        config.verification_schedule = "confidence"
+        options = {"generation_config": config}
+    with pytest.raises(ValueError, match=r"Give `.*` to `speculative_decoding` itself"):
+        target.generate(torch.tensor([PROMPT]), custom_generate=hf_dspark.speculative_decoding(drafter), **options)
 
 
 def test_input_embeddings_are_refused(target, drafter):

@@ -159,7 +159,7 @@ def test_one_of_the_targets_own_is_refused(target, drafter, own):
 def test_beside_a_custom_loop_it_is_refused(target, drafter):
     loop = speculative_decoding(drafter, prompt_lookup_num_tokens=2)
     assert decode(looping(target), [[5, 7, 8, 9, 7, 8]], custom_generate=loop).speculation.copied > 0
-    with pytest.raises(ValueError, match="give it to the call, or to `speculative_decoding`"):
+    with pytest.raises(ValueError, match="Give `prompt_lookup_num_tokens` to `speculative_decoding` itself"):
         decode(target, [[1, 2]], custom_generate=loop, prompt_lookup_num_tokens=5)
 
 

@@ -49,8 +49,13 @@ def calibrate(
     from .decoding import find_target, load_drafter, load_target
 
     target, source = find_target(target, [drafter] if drafter else []), drafter_folder(drafter)
-    if save.exists() and any(save.iterdir()) and save.resolve() != Path(source).resolve():
-        raise FileExistsError(f"{save} is not empty. Name another folder with --save.")
+    is_update = save.resolve() == Path(source).resolve()
+    if save.is_file() or (save.exists() and any(save.iterdir()) and not is_update):
+        raise FileExistsError(f"{save} is {'a file' if save.is_file() else 'not empty'}. Name a folder with --save.")
+    if plot:
+        from ..evaluation.plots import check_suffix
+
+        check_suffix(plot)
     torch.manual_seed(seed)
     model, tokenizer = load_target(target, dtype)
     found = calibrate_confidence(model, load_drafter(drafter, model), prompts, tokenizer, temperature, max_new_tokens)
@@ -58,7 +63,7 @@ def calibrate(
     stored = AutoDrafter.from_pretrained(source)
     stored.generation_config.confidence_temperatures = found.temperatures
     stored.generation_config.calibration_temperature = found.sampling_temperature
-    stored.generation_config.save_pretrained(save) if save.exists() else stored.save_pretrained(save)
+    stored.generation_config.save_pretrained(save) if is_update else stored.save_pretrained(save)
     console = Console(highlight=False)
     console.print(calibration_table(found))
     console.print(f"Kept in {save}", soft_wrap=True)

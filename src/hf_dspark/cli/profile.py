@@ -35,6 +35,10 @@ def profile(
     this pair, number type, processor, number of threads and library versions; from then on `generate` uses it.
     """
     numbers = _numbers(rows)
+    if plot:
+        from ..evaluation.plots import check_suffix
+
+        check_suffix(plot)
 
     import torch
 

@@ -1,5 +1,6 @@
 """Whether confidences mean what they say, and the temperatures that make them do so."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -231,7 +232,8 @@ def calibrate_confidence(
         [`Calibration`]: the temperatures, and errors before and after.
 
     Raises:
-        ValueError: If there are fewer than two prompts, or their answers are too short for a whole round.
+        ValueError: If an argument makes no sense, an example holds no prompt, there are fewer than two, or their
+            answers are too short for a whole round.
 
     Example:
 
@@ -244,7 +246,9 @@ def calibrate_confidence(
     ```
     """
     prompts = list(dataset)
-    measured = max(1, round(held_out * len(prompts)))
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"`temperature` must be at least 0 and finite, got {temperature}.")
+    measured = min(max(1, round(held_out * len(prompts))), len(prompts) - 1)
     if len(prompts) < 2 or not 0 < held_out < 1:
         raise ValueError(
             f"Calibration fits on some prompts and measures on others: it needs at least two, got {len(prompts)}, and "
@@ -255,10 +259,10 @@ def calibrate_confidence(
     # Every k-th prompt is held out, so that both parts are alike where a file is sorted.
     held = {int((i + 0.5) * len(prompts) / measured) for i in range(measured)}
     parts: dict[bool, list[tuple[torch.Tensor, torch.Tensor]]] = {True: [], False: []}
-    for i, example in enumerate(tqdm(prompts, desc="Decoding", unit="prompt", disable=not progress)):
-        inputs = encode_prompt(example, tokenizer).to(target.device)
+    encoded = [encode_prompt(example, tokenizer) for example in prompts]
+    for i, inputs in enumerate(tqdm(encoded, desc="Decoding", unit="prompt", disable=not progress)):
         output = target.generate(
-            **inputs,
+            **inputs.to(target.device),
             assistant_model=drafter,
             verification_schedule="fixed",
             num_assistant_tokens=drafter.num_drafts,

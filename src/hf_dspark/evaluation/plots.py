@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +13,13 @@ from .calibration import ECE_BINS, _bin_means, expected_calibration_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from matplotlib.figure import Figure
 
     from ..generation.profile import ThroughputProfile
 
 
+SUFFIXES = (".png", ".svg", ".pdf")
 # Predictions in a bin of a reliability diagram without which it is left out.
 FEWEST_SHOWN = 5
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
@@ -72,10 +73,22 @@ def style() -> Iterator[Any]:
         yield plt
 
 
+def check_suffix(path: str | Path) -> None:
+    """
+    Says before any work whether a figure can be written there.
+
+    Raises:
+        ValueError: If the suffix of `path` names no kind of picture that is written here.
+    """
+    if Path(path).suffix not in SUFFIXES:
+        raise ValueError(f"{path} is no name for a plot. End it in {', '.join(SUFFIXES)}.")
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Writes a figure as the suffix of `path` says, and closes it."""
     import matplotlib.pyplot as plt
 
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
 

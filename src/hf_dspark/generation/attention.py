@@ -46,7 +46,9 @@ def row_attention(
     layout = cache.layout
     ring, window = _reach(module, cache, kwargs.get("sliding_window"))
     mask, query = layout.causal_mask(key.shape[2], ring, window), layout.unpack(query)
-    if implementation == "sdpa":
+    # What PyTorch's attention does not know, a model's own does.
+    is_known = kwargs.get("softcap") is None and kwargs.get("s_aux") is None
+    if implementation == "sdpa" and is_known:
         return layout.pack(_grouped_attention(query, key, value, mask, layout, kwargs.get("scaling"))), None
     bias = layout.keep(("bias", id(mask), query.dtype), lambda: _bias(mask, query.dtype))
     output, _ = _eager_attention(module)(module, query, key, value, bias, **kwargs)
@@ -105,9 +107,11 @@ class RowAttention:
     def __init__(self, target: PreTrainedModel) -> None:
         configs = {id(module.config): module.config for module in target.modules() if hasattr(module, "config")}
         self.configs = [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
-        # Kernels that take no mask can't attend to rows of different lengths; PyTorch's own takes their place.
+        # Kernels that take no mask can't attend to rows of different lengths; PyTorch's own takes their place, or the
+        # model's own code where the model can't do with that.
         implementation = target.config.get_text_config(decoder=True)._attn_implementation
-        self.implementation = "eager" if implementation in (None, "eager") else "sdpa"
+        is_eager = implementation in (None, "eager") or not target._supports_sdpa
+        self.implementation = "eager" if is_eager else "sdpa"
 
     @contextmanager
     def over(self, cache: RowCache) -> Iterator[None]:

@@ -44,6 +44,10 @@ from .target import Target, TargetOfRows
 from .verification import SCORE_PROCESSORS, Decision, for_row, verify_in_order, verify_rows
 
 
+# What `generate` writes into a config that says nothing; nobody's wish.
+FILLED_IN = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
+
+
 def speculative_decoding(
     drafter: Drafter,
     streamer: BaseStreamer | None = None,
@@ -88,13 +92,25 @@ def speculative_decoding(
     if unknown:
         raise ValueError(f"Unknown settings {sorted(unknown)}; known are {', '.join(SETTING_NAMES)}.")
     criteria = [] if stop_strings is None else [_stop_string_criteria(stop_strings, tokenizer)]
-    return functools.partial(
-        decode,
-        drafter=drafter,
-        settings=resolve_settings(drafter, settings, None),
-        streamer=streamer,
-        extra_criteria=criteria,
-    )
+    resolved = resolve_settings(drafter, settings, None)
+
+    def loop(*args: Any, generation_config: GenerationConfig, **kwargs: Any) -> SpeculativeOutput | torch.Tensor:
+        # What the call or its config says there would come to nothing.
+        values = {name: getattr(generation_config, name, None) for name in SETTING_NAMES}
+        elsewhere = [name for name, value in values.items() if value not in (None, FILLED_IN.get(name))]
+        if elsewhere:
+            raise ValueError(f"Give {', '.join(f'`{name}`' for name in elsewhere)} to `speculative_decoding` itself.")
+        return decode(
+            *args,
+            generation_config=generation_config,
+            drafter=drafter,
+            settings=resolved,
+            streamer=streamer,
+            extra_criteria=criteria,
+            **kwargs,
+        )
+
+    return loop
 
 
 def generate_with_drafter(original: Callable, target: PreTrainedModel, **arguments: Any) -> Any:

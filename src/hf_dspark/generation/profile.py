@@ -76,16 +76,19 @@ class ThroughputProfile:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            curves = [_curves(content[name]) for name in ("step_seconds", "draft_seconds")]
-            return cls(*curves, dict(content["conditions"]))
+            steps, drafts = (_curves(content[name]) for name in ("step_seconds", "draft_seconds"))
+            conditions = dict(content["conditions"])
+            if not steps or (not drafts and conditions.get("drafter") is not None):
+                raise ValueError("a curve is missing")
+            return cls(steps, drafts, conditions)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no throughput profile ({error}). Delete it and measure again.") from error
 
 
 def _curves(stored: dict[str, dict[str, float]]) -> dict[int, dict[int, float]]:
     curves = {int(r): {int(n): float(s) for n, s in curve.items()} for r, curve in stored.items()}
-    if not all(curve and all(s > 0 for s in curve.values()) for curve in curves.values()):
-        raise ValueError("times must be positive")
+    if not all(r > 0 and curve and all(n > 0 and s > 0 for n, s in curve.items()) for r, curve in curves.items()):
+        raise ValueError("rows, tokens and times must be positive")
     return curves
 
 

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..models.drafter import Drafter
 from .confidence import calibrated
 from .profile import required_profile, stored_profile
 from .settings import DraftSettings
+
+
+logger = logging.get_logger(__name__)
 
 
 class Schedule:
@@ -101,5 +105,8 @@ def make_schedule(settings: DraftSettings, drafter: Drafter, target: PreTrainedM
     if settings.schedule == "throughput":
         profile = required_profile(target, drafter)
     elif settings.schedule is None:
-        profile = stored_profile(target, drafter)
+        try:
+            profile = stored_profile(target, drafter)
+        except ValueError as error:
+            logger.warning_once(f"{error} Until then the schedule is fixed.")
     return Schedule(settings) if profile is None else ThroughputSchedule(settings, profile)

@@ -84,9 +84,9 @@ def resolve_settings(
 
     num_drafts, threshold = setting("num_assistant_tokens"), setting("assistant_confidence_threshold")
     num_drafts = drafter.num_drafts if num_drafts is None else num_drafts
-    if not 1 <= num_drafts <= drafter.num_drafts:
+    if not (_is_number(num_drafts, int) and 1 <= num_drafts <= drafter.num_drafts):
         raise ValueError(
-            f"`num_assistant_tokens` {num_drafts} is out of reach: this drafter drafts 1 to {drafter.num_drafts} "
+            f"`num_assistant_tokens` {num_drafts!r} is out of reach: this drafter drafts 1 to {drafter.num_drafts} "
             "tokens a round."
         )
     schedule = setting("verification_schedule")
@@ -98,15 +98,15 @@ def resolve_settings(
             f"`verification_schedule` {schedule!r} is not available; choose one of {', '.join(SCHEDULES)}."
         )
     temperatures = _checked_temperatures(drafter, setting("confidence_temperatures"))
-    if schedule == "confidence" and (threshold is None or not 0 <= threshold <= 1):
+    if schedule == "confidence" and not (_is_number(threshold, int | float) and 0 <= threshold <= 1):
         raise ValueError(
-            f"The confidence schedule needs `assistant_confidence_threshold` between 0 and 1, got {threshold}."
+            f"The confidence schedule needs `assistant_confidence_threshold` between 0 and 1, got {threshold!r}."
         )
     window = setting("draft_context_window")
-    if window is not None and window < 1:
-        raise ValueError(f"`draft_context_window` must be at least 1, got {window}; leave it out for no limit.")
+    if window is not None and not (_is_number(window, int) and window >= 1):
+        raise ValueError(f"`draft_context_window` must be at least 1, got {window!r}; leave it out for no limit.")
     num_copied = setting("prompt_lookup_num_tokens") or 0
-    if type(num_copied) is not int or num_copied < 0:
+    if not (_is_number(num_copied, int) and num_copied >= 0):
         raise ValueError(
             f"`prompt_lookup_num_tokens` must be a whole number from 1, or 0 to copy nothing; got {num_copied!r}."
         )
@@ -122,14 +122,21 @@ def effective(name: str, call: dict[str, Any], config: GenerationConfig | None, 
     return None
 
 
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _checked_temperatures(drafter: Drafter, temperatures: Any) -> tuple[float, ...] | None:
     if temperatures is None:
         return None
-    values = tuple(map(float, temperatures))
+    try:
+        values = tuple(map(float, temperatures))
+    except (TypeError, ValueError):
+        values = ()
     if len(values) < drafter.num_drafts or not all(0 < value < math.inf for value in values):
         raise ValueError(
             f"`confidence_temperatures` must be {drafter.num_drafts} positive numbers, one a draft position, got "
-            f"{list(temperatures)}. `hf-dspark calibrate` fits them."
+            f"{temperatures!r}. `hf-dspark calibrate` fits them."
         )
     return values
 
@@ -152,8 +159,9 @@ def refuse_unsupported(
         "constrained beam search": getattr(config, "constraints", None) or getattr(config, "force_words_ids", None),
         "`penalty_alpha` (contrastive search)": config.penalty_alpha,
         "`dola_layers`": getattr(config, "dola_layers", None),
-        "`prompt_lookup_num_tokens` of the target's own `generation_config`, or beside `speculative_decoding`; give "
-        "it to the call, or to `speculative_decoding`": config.prompt_lookup_num_tokens,
+        "`prompt_lookup_num_tokens` of the target's own `generation_config`; give it to the call": (
+            config.prompt_lookup_num_tokens
+        ),
         "`max_matching_ngram_size`": settings.num_copied and config.max_matching_ngram_size,
         "`assistant_early_exit` beside a drafter": config.assistant_early_exit,
         "`assistant_ensemble_weight` (it changes the distribution)": config.assistant_ensemble_weight,
