@@ -131,10 +131,15 @@ def test_stale_and_damaged_profiles(target, drafter, cache_of_profiles, monkeypa
         "{",
         '{"step_seconds": {}}',
         '{"conditions": {}, "step_seconds": {"1": {"1": -1}}, "draft_seconds": {}}',
+        '{"conditions": {}, "step_seconds": {}, "draft_seconds": {}}',
+        '{"conditions": {}, "step_seconds": {"0": {"1": 1}}, "draft_seconds": {}}',
+        '{"conditions": {"drafter": {}}, "step_seconds": {"1": {"1": 1}}, "draft_seconds": {}}',
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match="is no throughput profile"):
             ThroughputProfile.load(file)
+        # The default falls back here too.
+        assert generate(target, drafter).speculation.schedule == "fixed"
 
 
 # ---------------------------------------------------------------------- settings
