@@ -70,7 +70,7 @@ def test_scheduling_benchmark(tiny_embedded_pair, tiny_tokenizer, tmp_path, monk
     output = tmp_path / "output"
     options = ("--data", tmp_path, "--output", output, "--dtype", "float32", "--max-new-tokens", 12, "--samples", 1)
     load = ("load", *options, "--rows", 1, 3, "--blocks", 1)
-    assert "throughput / plain" in run("benchmarks/scheduling.py", *load)
+    assert "throughput's ratios" in run("benchmarks/scheduling.py", *load)
     before = (output / "results.json").read_text()
     run("benchmarks/scheduling.py", *load)
     results = json.loads((output / "results.json").read_text())

@@ -271,7 +271,7 @@ def check(number: int) -> list[int]:
             for a, b in zip(getattr(ours, name), getattr(plain, name)):
                 assert torch.equal(a.isfinite(), b.isfinite())
                 a, b = a[a.isfinite()], b[b.isfinite()]
-                assert len(b) == 0 or (a - b).abs().max() <= 1e-5 * max(1.0, float(b.abs().max()))
+                assert len(b) == 0 or (a - b).abs().max() <= 3e-5 * max(1.0, float(b.abs().max()))
     assert int(ours.cache.get_seq_length()) == int(plain.cache.get_seq_length())
 
     new_tokens = ours.sequences.shape[1] - len(case["prompt"])
