@@ -1,6 +1,6 @@
 """
 The recipe of `model_cards/smollm2-135m-instruct-dspark`: a DSpark drafter of two layers for SmolLM2-135M-Instruct,
-trained on answers that the target wrote itself (see `write_answers.py`).
+trained on answers that the target wrote itself (see `write_answers.py`), and on the prompts that it wrote.
 
     python examples/train_embedded_drafter.py answers/*/train.jsonl --output runs/my-drafter
     python examples/train_embedded_drafter.py answers/*/train.jsonl --output runs/my-drafter --resume
@@ -15,9 +15,14 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from write_answers import BOXED
 
 from hf_dspark import DraftConfig, DraftTrainer, DSparkDrafter
 from hf_dspark.hub import load_embedded_target
+
+
+# Behind the first drafts of a block too few are right for a target this small: a longer block trains for nothing.
+BLOCK = 4
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -49,17 +54,30 @@ def load_examples(files: list[Path], sources: list[str] | None) -> list[dict]:
     return examples
 
 
-def to_dataset(rows: list[dict]) -> Dataset:
-    """Tokens, of which the answers are supervised."""
+def to_dataset(rows: list[dict], tokenizer) -> Dataset:
+    """Tokens, of which those that the target wrote are supervised."""
+    mark = "prompt-goes-here"
+    turn = [{"role": "user", "content": mark}]
+    before, after = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True).split(mark)
+    ends = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, BOXED + after, after)]
     return Dataset.from_list(
         [
             {
                 "input_ids": row["prompt_ids"] + row["completion_ids"],
-                "loss_mask": [0] * len(row["prompt_ids"]) + [1] * len(row["completion_ids"]),
+                "loss_mask": prompt_mask(row, *ends) + [1] * len(row["completion_ids"]),
             }
             for row in rows
         ]
     )
+
+
+def prompt_mask(row: dict, before: list[int], boxed: list[int], after: list[int]) -> list[int]:
+    """Marks a prompt's tokens that the target wrote: what a template or this recipe put around them is not its own."""
+    prompt = row["prompt_ids"]
+    if row.get("source") != "self-written":
+        return [0] * len(prompt)
+    behind = len(boxed) if prompt[-len(boxed) :] == boxed else len(after)
+    return [0] * len(before) + [1] * (len(prompt) - len(before) - behind) + [0] * behind
 
 
 def fresh_drafter(target, tokenizer, examples: list[dict], draft_vocab_size: int) -> DSparkDrafter:
@@ -72,6 +90,7 @@ def fresh_drafter(target, tokenizer, examples: list[dict], draft_vocab_size: int
         target,
         mask_token_id=tokenizer.convert_tokens_to_ids("<repo_name>"),
         num_hidden_layers=2,
+        block_size=BLOCK,
         markov_rank=48,
         draft_vocab_size=draft_vocab_size,
         token_counts=counts,
@@ -85,13 +104,15 @@ def main() -> None:
     target, tokenizer = load_embedded_target()
     examples = load_examples(args.answers, args.sources)
     if args.start:
-        drafter = DSparkDrafter.from_pretrained(args.start)
+        drafter = DSparkDrafter.from_pretrained(args.start, block_size=BLOCK)
     else:
         drafter = fresh_drafter(target, tokenizer, examples, args.draft_vocab_size)
     config = DraftConfig(
         output_dir=str(args.output),
-        per_device_train_batch_size=8,
-        num_anchors=32,
+        per_device_train_batch_size=6,
+        # Nearly every position: the target's distributions, a third of a step's cost, then serve several blocks.
+        num_anchors=112,
+        loss_decay=2.0,
         num_train_epochs=args.epochs,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
@@ -114,8 +135,8 @@ def main() -> None:
         model=drafter,
         target_model=target,
         args=config,
-        train_dataset=to_dataset(examples[args.held_out :]),
-        eval_dataset=to_dataset(examples[: args.held_out]) if args.held_out else None,
+        train_dataset=to_dataset(examples[args.held_out :], tokenizer),
+        eval_dataset=to_dataset(examples[: args.held_out], tokenizer) if args.held_out else None,
         processing_class=tokenizer,
     )
     trainer.train(resume_from_checkpoint=args.resume or None)

@@ -1,5 +1,6 @@
 """The scripts that users copy run as they stand; here on the tiny pair in place of the embedded one."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -37,6 +38,23 @@ def test_answers_then_a_drafter(tiny_embedded_pair, tmp_path):
     config = json.loads((final / "config.json").read_text())
     assert (config["model_type"], config["draft_vocab_size"], config["dtype"]) == ("dspark", 64, "bfloat16")
     assert config["max_trained_length"] == max(len(row["prompt_ids"] + row["completion_ids"]) for row in rows)
+
+
+def test_prompts_that_the_target_wrote_are_learned_too(tiny_tokenizer, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    recipe = importlib.import_module("train_embedded_drafter")
+
+    def learned(text: str, source: str) -> str:
+        chat = [{"role": "user", "content": text}]
+        prompt = tiny_tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        answer = tiny_tokenizer("Blue.", add_special_tokens=False)["input_ids"]
+        row = {"prompt_ids": prompt, "completion_ids": answer, "source": source}
+        example = recipe.to_dataset([row], tiny_tokenizer)[0]
+        return tiny_tokenizer.decode([i for i, m in zip(example["input_ids"], example["loss_mask"]) if m])
+
+    assert learned("Why is it so?", "questions") == "Blue."
+    assert learned("Why is it so?", "self-written") == "Why is it so?Blue."
+    assert learned("Why is it so?" + recipe.BOXED, "self-written") == "Why is it so?Blue."
 
 
 def test_decoding_benchmark(tiny_embedded_pair, tmp_path):
