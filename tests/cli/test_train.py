@@ -78,7 +78,7 @@ def test_the_embedded_configuration_trains_and_resumes(run, answers, tiny_embedd
     options += ("--eval_steps", 2, "--eval_max_new_tokens", 8)
     result = run(*options, "--max_steps", 2)
     assert result.exit_code == 0, result.output
-    for expected in ("DSparkDrafter, fresh, 2 layers, 7 drafts a round, 48 of 261 tokens", "8 examples", "2 held out"):
+    for expected in ("DSparkDrafter, fresh, 2 layers, 4 drafts a round, 48 of 261 tokens", "8 examples", "2 held out"):
         assert expected in result.stdout
     assert f"The drafter is in {tmp_path / 'out' / 'final'}." in result.stdout
     drafter = AutoDrafter.from_pretrained(tmp_path / "out" / "final")
