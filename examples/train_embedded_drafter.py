@@ -110,7 +110,7 @@ def main() -> None:
     config = DraftConfig(
         output_dir=str(args.output),
         per_device_train_batch_size=6,
-        # Nearly every position: the target's distributions, a third of a step's cost, then serve several blocks.
+        # Nearly every position: the target's distributions, which are costly, then serve several blocks.
         num_anchors=112,
         loss_decay=2.0,
         num_train_epochs=args.epochs,
