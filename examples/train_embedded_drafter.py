@@ -19,6 +19,7 @@ from write_answers import BOXED
 
 from hf_dspark import DraftConfig, DraftTrainer, DSparkDrafter
 from hf_dspark.hub import load_embedded_target
+from hf_dspark.training.chat import around_user
 
 
 # Behind the first drafts of a block too few are right for a target this small: a longer block trains for nothing.
@@ -56,9 +57,7 @@ def load_examples(files: list[Path], sources: list[str] | None) -> list[dict]:
 
 def to_dataset(rows: list[dict], tokenizer) -> Dataset:
     """Tokens, of which those that the target wrote are supervised."""
-    mark = "prompt-goes-here"
-    turn = [{"role": "user", "content": mark}]
-    before, after = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True).split(mark)
+    before, after = around_user(tokenizer, add_generation_prompt=True)
     ends = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, BOXED + after, after)]
     return Dataset.from_list(
         [

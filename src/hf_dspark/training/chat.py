@@ -85,6 +85,15 @@ def tokenize_chat(
     return _encode(text, spans, tokenizer)
 
 
+def around_user(tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool = False) -> tuple[str, str]:
+    """What the chat template puts before and behind what the user writes, for a chat of one turn."""
+    mark = "prompt-goes-here"
+    turn = [{"role": "user", "content": mark}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=add_generation_prompt)
+    before, _, after = text.partition(mark)
+    return before, after
+
+
 def _marked_spans(
     messages: list[Message],
     first: int,

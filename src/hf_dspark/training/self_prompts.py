@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from .chat import around_user
 from .journal import Journal, seed_of
 from .local_target import LocalTarget
 
@@ -75,9 +76,7 @@ def _user_turn(target: LocalTarget) -> tuple[str, list[int]]:
     """The chat up to where the user writes, and the token that ends the user's turn."""
     if not target.tokenizer.chat_template:
         raise ValueError("The tokenizer has no chat template, so there is no user turn to write prompts in.")
-    mark = "prompt-goes-here"
-    text = target.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
-    before, _, after = text.partition(mark)
+    before, after = around_user(target.tokenizer)
     return before, target.tokenizer(after, add_special_tokens=False)["input_ids"][:1]
 
 
