@@ -124,6 +124,7 @@ def hook_generate() -> None:
             )
         drafter = underlying_drafter(assistant)
         if drafter is None:
+            _refuse_lost_streamer(arguments)
             return original(self, *args, **kwargs)
         from .generation.decoding import generate_with_drafter
         from .generation.native import generate_natively, speculation_type
@@ -135,6 +136,12 @@ def hook_generate() -> None:
 
     generate._hf_dspark_original = original
     GenerationMixin.generate = generate
+
+
+def _refuse_lost_streamer(arguments: dict[str, Any]) -> None:
+    """transformers hands a custom loop no streamer, whose reader would wait for ever."""
+    if arguments.get("streamer") is not None and hasattr(arguments.get("custom_generate"), "hf_dspark_drafter"):
+        raise ValueError("Give `streamer` to `speculative_decoding` itself; `generate` does not pass it on.")
 
 
 def unhook_generate() -> None:

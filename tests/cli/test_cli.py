@@ -112,6 +112,20 @@ def test_a_folder_that_is_not_there_is_said_first(run, tmp_path):
         run("inspect", "./a/b/c")
 
 
+def test_prompts_that_are_none(run, tiny_embedded_pair):
+    assert "the prompt is empty" in run("generate", "", "--raw").stderr
+    assert "the prompt is not valid UTF-8 text" in run("generate", "a\udcffb").stderr
+
+
+def test_plain_takes_no_word_on_drafting(run, tiny_embedded_pair):
+    assert "--plain decodes without a drafter" in run("generate", "x", "--plain", "--num-assistant-tokens", 3).stderr
+
+
+def test_a_single_token_needs_no_round(run, tiny_embedded_pair):
+    told = run("generate", "hello", "--max-new-tokens", 1).stderr
+    assert "target forwards" in told and "nan" not in told and "accepted length" not in told
+
+
 def test_a_target_without_tokenizer(run, tiny_pair, tmp_path):
     target, drafter = tiny_pair
     for name in ("config.json", "model.safetensors"):

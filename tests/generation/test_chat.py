@@ -7,7 +7,14 @@ import torch
 from conftest import QueryLengths, make_target
 from scripted import OracleDrafter
 from torch import nn
-from transformers import DynamicCache
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
 
@@ -93,6 +100,59 @@ def test_only_the_new_tokens(target):
     plain = decode(target, new, cache=copy.deepcopy(cache), **call).sequences
     assert plain[0, len(new) :].tolist() == second[len(first) + len(SECOND_TURN) :]
     assert torch.equal(decode(target, new, cache=cache, assistant_model=drafter, **call).sequences, plain)
+
+
+@pytest.mark.parametrize("fails", ["streamer", "criterion", "processor"])
+@pytest.mark.parametrize("after", [2, 3, 5])
+def test_a_cache_outlives_an_error(target, fails, after):
+    """Whatever stops a call inside an accepted run, the caller's cache holds text that was shown, and goes on."""
+
+    class StopError(Exception):
+        pass
+
+    class Failing(BaseStreamer, StoppingCriteria, LogitsProcessor):
+        def __init__(self):
+            self.shown = []
+
+        def put(self, value):
+            self.shown += value.flatten().tolist()
+            self.count()
+
+        def end(self):
+            pass
+
+        def __call__(self, input_ids, scores):
+            self.shown = input_ids[0].tolist()
+            self.count()
+            return scores if fails == "processor" else torch.zeros(1, dtype=torch.bool)
+
+        def count(self):
+            if len(self.shown) >= len(FIRST_TURN) + after:
+                raise StopError
+
+    failing = Failing()
+    watchers = {
+        "streamer": {"streamer": failing},
+        "criterion": {"stopping_criteria": StoppingCriteriaList([failing])},
+        "processor": {"logits_processor": LogitsProcessorList([failing])},
+    }
+    first, _ = two_turns(target)
+    drafter, cache = oracle_for(target, [first]), DynamicCache(config=target.config)
+    with pytest.raises(StopError):
+        decode(target, FIRST_TURN, assistant_model=drafter, cache=cache, **watchers[fails])
+    assert failing.shown == first[: len(FIRST_TURN) + after]
+    assert cache.get_seq_length() == len(failing.shown) - 1
+    goes_on = failing.shown + SECOND_TURN
+    assert torch.equal(decode(target, goes_on, cache=cache).sequences, decode(target, goes_on).sequences)
+
+
+def test_a_cache_of_inference_mode_goes_on_outside(target):
+    first, second = two_turns(target)
+    drafter = oracle_for(target, [second, first])
+    with torch.inference_mode():
+        cache = decode(target, FIRST_TURN, assistant_model=drafter).cache
+    output = decode(target, first + SECOND_TURN, assistant_model=drafter, cache=cache)
+    assert output.sequences[0].tolist() == second
 
 
 def test_another_drafter_goes_on(target):

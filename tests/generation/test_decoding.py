@@ -89,6 +89,20 @@ def test_second_way_needs_no_hook(target, drafter):
     assert len(output.speculation.proposed) == 3
 
 
+def test_what_the_targets_own_config_says_does_not_bind_the_second_way(target, drafter):
+    target.generation_config.num_assistant_tokens = 4
+    loop = hf_dspark.speculative_decoding(drafter, num_assistant_tokens=3)
+    output = decode(target, custom_generate=loop, return_dict_in_generate=True)
+    assert len(output.speculation.proposed) == 3
+
+
+def test_second_way_refuses_a_streamer_that_would_wait_for_ever(target, drafter):
+    with pytest.raises(ValueError, match="Give `streamer` to `speculative_decoding` itself"):
+        decode(
+            target, custom_generate=hf_dspark.speculative_decoding(drafter), streamer=TextStreamer(make_tokenizer())
+        )
+
+
 def test_hook_is_idempotent_and_reversible():
     hooked = GenerationMixin.generate
     auto.register()
@@ -142,6 +156,40 @@ def test_pipeline(drafter):
     with QueryLengths(target) as lengths:
         assert ours("Once upon", **call) == plain
     assert max(lengths[1:]) > 1
+
+
+def test_pipeline_of_a_target_with_another_pad_token(drafter):
+    """A pipeline then asks for the drafter's tokenizer, which is the target's."""
+    tokenizer = make_tokenizer()
+    target = make_target("llama", 3, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    drafter = DSparkDrafter.from_target(target, tokenizer=tokenizer, markov_rank=8, num_hidden_layers=1)
+    target.config.pad_token_id = tokenizer.eos_token_id
+    call = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    pair = {"model": target, "tokenizer": tokenizer}
+    plain = pipeline("text-generation", **pair)("Once upon", **call)
+    ours = pipeline("text-generation", **pair, assistant_model=drafter, assistant_tokenizer=make_tokenizer())
+    assert ours("Once upon", **call) == plain
+    other = make_tokenizer()
+    other.add_tokens(["<|other|>"])
+    with pytest.raises(ValueError, match=r"uses its target's tokenizer\. Leave `assistant_tokenizer` out"):
+        pipeline("text-generation", **pair, assistant_model=drafter, assistant_tokenizer=other)("Once upon", **call)
+
+
+@pytest.mark.parametrize("way", ["argument", "config"])
+def test_continuous_batching_is_refused(target, drafter, way):
+    """`generate` would hand the call on to it, without the drafter."""
+    ask = {"cache_implementation": "paged"}
+    if way == "config":
+        ask = {"generation_config": GenerationConfig(**ask)}
+    with pytest.raises(ValueError, match='does not support `cache_implementation="paged"`'):
+        speculate(target, drafter, **ask)
+
+
+def test_prompts_of_another_integer_type(target, drafter):
+    ids = torch.tensor([PROMPT], dtype=torch.int32)
+    call = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    plain, ours = target.generate(ids, **call), target.generate(ids, assistant_model=drafter, **call)
+    assert ours.dtype == plain.dtype and torch.equal(ours, plain)
 
 
 def test_drafter_keeps_its_mode(target, drafter):
@@ -429,6 +477,7 @@ def test_a_round_without_drafts(target, drafter):
         ({"verification_schedule": "confidence"}, "needs `assistant_confidence_threshold`"),
         ({"verification_schedule": "psychic"}, "'psychic' is not available; choose one of fixed, confidence"),
         ({"synced_gpus": True}, "synced_gpus"),
+        ({"use_mtp": True}, "use_mtp"),
         ({"token_healing": True}, "token_healing"),
         ({"custom_generate": lambda *args, **kwargs: None}, "custom_generate"),
         ({"stop_strings": "x"}, "`stop_strings` needs the tokenizer"),
@@ -460,8 +509,9 @@ def test_input_embeddings_are_refused(target, drafter):
 def test_full_static_window_is_refused():
     target = make_target("qwen3", 3, use_sliding_window=True, sliding_window=4, max_window_layers=2)
     drafter = DSparkDrafter.from_target(target, markov_rank=8, **BLOCK)
-    with pytest.raises(ValueError, match="can't be rolled back"):
+    with QueryLengths(target) as lengths, pytest.raises(ValueError, match="a static cache whose sliding window"):
         speculate(target, drafter, cache_implementation="static")
+    assert lengths == []
 
 
 def test_recurrent_target_is_refused(drafter):

@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 from hf_dspark import AutoDrafter, DraftConfig, DraftTrainer, DSparkDrafter, Eagle3Drafter
 from hf_dspark.evaluation.results import write_results
 from hf_dspark.hub.card import CardFacts, copy_results, make_card, write_card
-from hf_dspark.hub.card_facts import losses_table
+from hf_dspark.hub.card_facts import learning_curves, losses_table
 from hf_dspark.hub.escaping import code, markdown, one_line, printable
 from hf_dspark.hub.names import hub_id, without_paths
 
@@ -177,7 +178,7 @@ def test_training_is_recorded_and_told(target, tiny_tokenizer, tmp_path):
     terms = "| Update | loss | cross entropy | l1 | confidence | acceptance |"
     assert f"Training:\n\n{terms}\n" in text
     assert f"Held-out examples:\n\n{terms} accepted length |\n" in text
-    assert "![Training loss by update](plots/training_loss.png)" in text
+    assert "![Training curves](plots/training_loss.png)" in text
     assert (tmp_path / "mine" / "plots" / "training_loss.png").read_bytes().startswith(b"\x89PNG")
 
     # What was learned before stays told when the drafter is trained on.
@@ -189,6 +190,18 @@ def test_training_is_recorded_and_told(target, tiny_tokenizer, tmp_path):
     trainer.create_model_card(license="mit")
     assert ModelCard.load(tmp_path / "run" / "README.md").data.license == "mit"
     assert "DRAFTER = 'you/run'" in (tmp_path / "run" / "custom_generate" / "generate.py").read_text()
+
+
+def test_learning_is_told_by_the_tokens_seen_in_all_trainings():
+    first = {"data": {"supervised_tokens": 1000}, "epochs": 2.0, "log": [{"epoch": 1.0, "eval_accepted_length": 1.5}]}
+    second = {"data": {"supervised_tokens": 500}, "epochs": 1.0, "log": [{"epoch": 0.5, "eval_accepted_length": 2}]}
+    (start, gap, end) = learning_curves(second | {"earlier": [first]})[""]
+    assert (start, gap[0], end) == ((1000, 1.5), 2000, (2250, 2.0))
+    assert math.isnan(gap[1])  # other prompts may have been held out
+    assert learning_curves(second | {"earlier": [{"epochs": 2.0}]}) == {}  # nobody knows how many were seen before
+
+    log = [{"epoch": 1, "eval_on_accepted_length": 3.0, "eval_off_accepted_length": 2.0, "eval_on_loss": 1.0}]
+    assert learning_curves(first | {"log": log}) == {"on": [(1000, 3.0)], "off": [(1000, 2.0)]}
 
 
 def test_several_held_out_sets_are_told_apart():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_target
@@ -439,3 +440,20 @@ def test_a_language_model_is_no_drafter(tiny_target, tmp_path):
 def test_auto_drafter_is_not_instantiated():
     with pytest.raises(TypeError, match=r"AutoDrafter.from_pretrained"):
         AutoDrafter()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("confidence_temperatures", list(np.ones(4, np.float32)), "`confidence_temperatures` .* is no such setting"),
+        ("num_assistant_tokens", 99, "`num_assistant_tokens` 99 is no number of drafts from 1 to 4"),
+        ("draft_context_window", 0, "`draft_context_window` 0 is no such setting"),
+        ("temperature", 0.7, "can't be saved"),
+    ],
+)
+def test_settings_that_could_not_be_loaded_are_not_saved(tiny_target, tmp_path, name, value, message):
+    drafter = make("dspark", tiny_target)
+    setattr(drafter.generation_config, name, value)
+    with pytest.raises(ValueError, match=message):
+        drafter.save_pretrained(tmp_path / "there")
+    assert not (tmp_path / "there").exists()

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from conftest import make_target, make_tokenizer
+from transformers import OPTConfig, OPTForCausalLM, PhiConfig, PhiForCausalLM
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
 from hf_dspark.models.fresh import draft_depth, feature_layers
@@ -140,6 +141,21 @@ def test_mask_token_behind_the_tokenizers_last():
     assert DSparkDrafter.from_target(target, tokenizer=tokenizer).config.mask_token_id == len(tokenizer)
 
 
+def test_mask_token_is_none_that_text_holds():
+    """Ids may have a hole, so that how many there are says nothing."""
+
+    class Holed:
+        mask_token_id = None
+
+        def __len__(self):
+            return 63
+
+        def get_vocab(self):
+            return {f"t{i}": i for i in range(64) if i != 5}
+
+    assert DSparkDrafter.from_target(make_target("llama"), tokenizer=Holed()).config.mask_token_id == 5
+
+
 def test_mask_token_that_is_reserved():
     tokenizer = make_tokenizer()
     target = make_target("llama", vocab_size=len(tokenizer))
@@ -170,6 +186,9 @@ def test_no_mask_token():
 
         def __len__(self):
             return 64
+
+        def get_vocab(self):
+            return {f"t{i}": i for i in range(64)}
 
         def get_added_vocab(self):
             return {"<|im_start|>": 5}
@@ -223,7 +242,10 @@ def test_reduced_vocabulary(kind, tiny_target):
     [
         ({"draft_vocab_size": 20}, "needs both `draft_vocab_size=` and `token_counts=`"),
         ({"token_counts": torch.ones(64)}, "needs both `draft_vocab_size=` and `token_counts=`"),
-        ({"draft_vocab_size": 20, "token_counts": torch.ones(63)}, "`token_counts` has 63 entries.*64"),
+        ({"draft_vocab_size": 20, "token_counts": torch.ones(63)}, r"`token_counts` has the shape \(63,\).*\(64,\)"),
+        ({"draft_vocab_size": 20, "token_counts": torch.ones(64, 2)}, r"`token_counts` has the shape \(64, 2\)"),
+        ({"draft_vocab_size": 20, "token_counts": torch.full((64,), float("nan"))}, "`token_counts` must be counts"),
+        ({"draft_vocab_size": 8.0, "token_counts": torch.ones(64)}, "`draft_vocab_size` 8.0 must be"),
         ({"draft_vocab_size": 65, "token_counts": torch.ones(64)}, "`draft_vocab_size` 65 must be between 1 and 64"),
         ({"mask_token_id": 64}, "`mask_token_id` 64 is outside the vocabulary of 64"),
         ({"target_layer_ids": [1, 3]}, r"`target_layer_ids` \[3\] are outside -1..2.*its last one can't be used"),
@@ -235,6 +257,56 @@ def test_reduced_vocabulary(kind, tiny_target):
 def test_bad_overrides(overrides, message):
     with pytest.raises(ValueError, match=message):
         fresh("dspark", make_target("llama"), **overrides)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("dspark", {"num_layers": 3, "blocksize": 3}, "knows no argument 'blocksize', 'num_layers', and DSparkConfig"),
+        ("dspark", {"init_from_targets": False}, "knows no argument 'init_from_targets'"),
+        ("dspark", {"dtype": torch.bfloat16}, "knows no argument 'dtype'"),
+        (
+            "eagle3",
+            {"block_size": 3},
+            "knows no argument 'block_size', and Eagle3Config has no such field.*num_drafts",
+        ),
+        ("dspark", {"init_from_target": "no"}, "`init_from_target` must be True or False, not 'no'"),
+        ("dspark", {"draft_vocab_size": 2, "token_counts": {1: 5}}, "`token_counts` must be a tensor.*not a dict"),
+    ],
+)
+def test_overrides_that_mean_nothing(kind, overrides, message):
+    with pytest.raises(TypeError, match=message):
+        fresh(kind, make_target("llama"), **overrides)
+
+
+def test_a_target_whose_embedding_is_narrower_than_its_layers():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "ffn_dim": 32, "vocab_size": 64}
+    target = OPTForCausalLM(OPTConfig(word_embed_proj_dim=16, **sizes))
+    with pytest.raises(ValueError, match="embeds tokens in a width of 16 and its layers have 32"):
+        fresh("dspark", target)
+
+
+def test_a_biased_head_is_the_teachers_and_the_draft_heads_too():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    target = PhiForCausalLM(PhiConfig(vocab_size=64, **sizes)).eval()
+    torch.nn.init.normal_(target.lm_head.bias)
+    drafter = fresh("dspark", target, draft_vocab_size=20, token_counts=torch.arange(64))
+    ids = torch.arange(6)[None]
+    hidden = target.base_model(ids).last_hidden_state[0].detach()
+    expected = target(ids).logits[0].detach()
+    torch.testing.assert_close(drafter.teacher_logits(hidden), expected)
+    torch.testing.assert_close(drafter.base_logits(hidden), expected[:, drafter.draft_ids])
+
+
+def test_a_draft_head_made_in_inference_mode_can_be_trained_with():
+    target = make_target("llama")
+    counts = {"draft_vocab_size": 20, "token_counts": torch.arange(64)}
+    with torch.inference_mode():
+        drafter = fresh("dspark", target, **counts)
+        drafter.attach(make_target("llama", 1))
+    hidden = torch.randn(3, 32, requires_grad=True)
+    drafter.base_logits(hidden).sum().backward()
+    assert hidden.grad.any()
 
 
 def test_eagle3_has_one_layer():

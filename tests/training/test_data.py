@@ -284,3 +284,35 @@ def test_a_batch_without_any_anchor_keeps_a_shape():
     batch = DraftCollator(pad_token_id=9, num_anchors=2, seed=0)([{"input_ids": [5, 6], "loss_mask": [0, 0]}] * 2)
     assert batch["anchors"].shape == batch["anchor_mask"].shape == (2, 1)
     assert not torch.any(batch["anchor_mask"])
+
+
+def test_rows_of_a_list_keep_the_keys_that_the_first_one_lacks(tiny_tokenizer):
+    whole, cut = {"prompt": "ab", "completion": "cd"}, {"prompt": "ab", "completion": "ce", "finished": False}
+    for rows in ([whole, cut], [cut, whole]):
+        prepared = {tiny_tokenizer.decode(row["input_ids"]) for row in prepare_dataset(rows, tiny_tokenizer, 64)}
+        assert prepared == {"abcd<|im_end|>", "abce"}
+    prepared = prepare_dataset([{"text": "abc"}, whole], tiny_tokenizer, 64)
+    assert [sum(row["loss_mask"]) for row in prepared] == [4, 3]
+    with pytest.raises(TypeError, match="a list of dicts; one is a str"):
+        prepare_dataset([whole, "text"], tiny_tokenizer, 64)
+
+
+def test_left_out_examples_are_counted(tiny_tokenizer, caplog):
+    rows = [{"prompt": "x" * 40, "completion": "never reached"}, {"prompt": "x", "completion": "reached"}]
+    with caplog.at_level("WARNING"):
+        assert len(prepare_dataset(rows, tiny_tokenizer, 32)) == 1
+    assert "1 of 2 examples have no two supervised tokens in a row within 32 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"prompt": CHAT[:2], "completion": "text"}, "must both be text, or both lists of messages; they are a list"),
+        ({"prompt": "text", "completion": CHAT[2:3]}, "they are a str and a list"),
+        ({"messages": [CHAT]}, "A chat must be a list of messages, each with `role` and `content`"),
+        ({"messages": "hello"}, "A chat must be a list of messages"),
+    ],
+)
+def test_parts_of_the_wrong_kind_are_refused(example, message, tiny_tokenizer):
+    with pytest.raises(ValueError, match=message):
+        tokenize_example(example, tiny_tokenizer)

@@ -18,6 +18,7 @@ from training_runs import (
     make_trainer,
     weights,
 )
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from hf_dspark import AutoDrafter, DraftConfig, DraftTrainer, DSparkDrafter
 from hf_dspark.training import feature_store
@@ -208,21 +209,23 @@ def test_stored_features_train_the_same_up_to_rounding(tmp_path, kind):
 
 
 def test_stored_features_spare_the_target_from_the_second_epoch_on(tmp_path):
-    target = make_target()
+    target, folder = make_target(), tmp_path / "features"
+    trainer = make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=-1, num_train_epochs=3)
     calls = count_target_forwards(target)
-    folder = tmp_path / "features"
-    make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=-1, num_train_epochs=3).train()
+    trainer.train()
     assert len(calls) == 2
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
-    make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=2).train()
-    assert len(calls) == 2
+    again = make_trainer(tmp_path, target=target, feature_store=str(folder), max_steps=2)
+    calls.clear()
+    again.train()
+    assert calls == []
 
 
 def test_held_out_examples_are_stored_too(tmp_path):
     target = make_target()
-    calls = count_target_forwards(target)
     store = {"feature_store": str(tmp_path / "features"), "eval_prompts": 0}
     trainer = make_trainer(tmp_path, target=target, data=make_data(4), eval_data=make_data(4, seed=1), **store)
+    calls = count_target_forwards(target)
     first = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert len(calls) == 2
@@ -356,3 +359,21 @@ def test_a_target_of_another_shape_is_refused(tmp_path, overrides, what):
 def test_data_without_supervision_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is nothing to learn"):
         make_trainer(tmp_path, data=make_data(2, unsupervised=(0, 1)))
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_a_target_that_scales_its_logits_is_refused(tmp_path, kind):
+    """Its head on its last hidden states is not its distribution, which these losses compare with."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    target = GraniteForCausalLM(GraniteConfig(vocab_size=64, logits_scaling=4.0, **sizes))
+    with pytest.raises(ValueError, match="GraniteForCausalLM's logits are not its LM head applied"):
+        make_trainer(tmp_path, kind, target=target)
+    if kind == "dspark":
+        weights = {"cross_entropy_weight": 1.0, "l1_weight": 0.0, "confidence_weight": 0.0}
+        make_trainer(tmp_path, kind, target=target, max_steps=1, **weights).train()
+
+
+def test_tokens_of_another_model_are_refused(tmp_path):
+    data = [*make_data(2), {"input_ids": [3, 4, 64, 5], "loss_mask": [0, 1, 1, 1]}]
+    with pytest.raises(ValueError, match="Example 2 holds token 64, and the target's vocabulary has 64"):
+        make_trainer(tmp_path, data=data)

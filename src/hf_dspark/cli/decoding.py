@@ -93,7 +93,16 @@ def load_drafter(drafter: str | None, target: PreTrainedModel) -> PreTrainedMode
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool = False) -> dict[str, torch.Tensor]:
-    """Turn a prompt into the model's inputs, as a user's message unless `raw` or the tokenizer knows no chat."""
+    """
+    Turn a prompt into the model's inputs, as a user's message unless `raw` or the tokenizer knows no chat.
+
+    Raises:
+        BadParameter: If the prompt is no text, or empty.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise BadParameter("the prompt is not valid UTF-8 text.") from None
     if raw or tokenizer.chat_template is None:
         encoded = tokenizer(prompt, return_tensors="pt")
     else:
@@ -101,6 +110,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool = False) -
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
+    if encoded["input_ids"].shape[1] == 0:
+        raise BadParameter("the prompt is empty: there is nothing to continue.")
     return {name: encoded[name].to(device()) for name in ("input_ids", "attention_mask")}
 
 

@@ -148,7 +148,7 @@ def _measure(prompt: str, inputs: dict[str, Any], plain: Decoder, drafted: Decod
 
 
 def _table(results: list[Result]) -> Table:
-    caption = "Speeds are medians of silent runs, plain and drafted by turns."
+    caption = "Medians of silent runs, plain and drafted by turns; of the ratio, over their pairs."
     table = Table(caption=caption, box=SIMPLE_HEAD, pad_edge=False)  # fits 80 columns
     table.add_column("Prompt", max_width=18, no_wrap=True, overflow="ellipsis")
     for name in COLUMNS:

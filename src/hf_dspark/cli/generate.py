@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from .display import schedule_text
 from .options import DrafterOption, DtypeOption, TargetOption
@@ -79,15 +79,15 @@ def generate(
 
     from .decoding import decode, encode, find_target, load_drafter, load_target
 
-    if not plain:
+    drafting = _drafting(num_assistant_tokens, confidence_threshold, schedule, prompt_lookup)
+    if plain and drafting:
+        raise BadParameter("--plain decodes without a drafter: leave out what says how to draft.")
+    if drafter or not plain:
         target = find_target(target, [drafter] if drafter else [])
     model, tokenizer = load_target(target, dtype)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, **_sampling(temperature)}
     if not plain:
-        settings |= {
-            "drafter": load_drafter(drafter, model),
-            **_drafting(num_assistant_tokens, confidence_threshold, schedule, prompt_lookup),
-        }
+        settings |= {"drafter": load_drafter(drafter, model), **drafting}
     if seed is not None:
         torch.manual_seed(seed)
     answer = decode(model, encode(tokenizer, prompt, raw), streamer=_streamer(tokenizer), **settings)
@@ -141,7 +141,9 @@ def _statistics(answer: Decoded) -> Table:
         proposed, verified, accepted = (sum(counts) for counts in (stats.proposed, stats.verified, stats.accepted))
         table.add_row("tokens per target forward", f"{stats.tokens_per_forward:.2f}")
         table.add_row("schedule", schedule_text(stats))
-        table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, the target's own included")
+        if any(stats.accepted_lengths):  # a single token needs no round
+            length = f"{stats.mean_accepted_length:.2f} tokens a round, the target's own included"
+            table.add_row("accepted length", length)
         table.add_row("guesses", f"{proposed} made, {verified} checked, {accepted} accepted")
         if stats.copied:
             table.add_row("copies", f"{stats.copied} tokens checked, {stats.copied_accepted} accepted")

@@ -14,13 +14,12 @@ def prepare_for_rollback(cache: Cache) -> None:
     Makes the prefilled cache able to forget rejected drafts.
 
     Raises:
-        ValueError: If it can't, as with recurrent or linear attention.
+        ValueError: If it can't, as with recurrent or linear attention; only the prefill tells of those.
     """
     if not cache.is_croppable:
         raise ValueError(
-            "The target's cache can't be rolled back (recurrent or linear attention, or a full sliding window in a "
-            "static cache), so rejected drafts couldn't be forgotten. Call `generate` without `assistant_model`, or "
-            "with a dynamic cache."
+            "The target's cache can't be rolled back (recurrent or linear attention), so rejected drafts couldn't be "
+            "forgotten. Call `generate` without `assistant_model`."
         )
     cache.activate_past_recording()
 

@@ -40,7 +40,7 @@ from .settings import (
     resolve_settings,
 )
 from .statistics import Speculation, SpeculativeOutput
-from .target import Target, TargetOfRows
+from .target import Checked, Target, TargetOfRows
 from .verification import SCORE_PROCESSORS, Decision, for_row, verify_in_order, verify_rows
 
 
@@ -94,13 +94,18 @@ def speculative_decoding(
     criteria = [] if stop_strings is None else [_stop_string_criteria(stop_strings, tokenizer)]
     resolved = resolve_settings(drafter, settings, None)
 
-    def loop(*args: Any, generation_config: GenerationConfig, **kwargs: Any) -> SpeculativeOutput | torch.Tensor:
+    def loop(
+        target: PreTrainedModel, *args: Any, generation_config: GenerationConfig, **kwargs: Any
+    ) -> SpeculativeOutput | torch.Tensor:
         # What the call or its config says there would come to nothing.
         values = {name: getattr(generation_config, name, None) for name in SETTING_NAMES}
-        elsewhere = [name for name, value in values.items() if value not in (None, FILLED_IN.get(name))]
+        # Nobody's wish: what transformers fills in, and what the target's own config says to every call.
+        usual = {name: (FILLED_IN.get(name), getattr(target.generation_config, name, None)) for name in SETTING_NAMES}
+        elsewhere = [name for name, value in values.items() if value not in (None, *usual[name])]
         if elsewhere:
             raise ValueError(f"Give {', '.join(f'`{name}`' for name in elsewhere)} to `speculative_decoding` itself.")
         return decode(
+            target,
             *args,
             generation_config=generation_config,
             drafter=drafter,
@@ -110,6 +115,7 @@ def speculative_decoding(
             **kwargs,
         )
 
+    loop.hf_dspark_drafter = drafter  # by which the hook in `generate` knows our loops
     return loop
 
 
@@ -117,10 +123,14 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     """What `target.generate(..., assistant_model=drafter)` does: `original` with our loop as `custom_generate`."""
     drafter = arguments.pop("assistant_model")
     streamer, tokenizer = arguments.pop("streamer", None), arguments.pop("tokenizer", None)
-    for name in ("custom_generate", "assistant_tokenizer", "synced_gpus"):
+    for name in ("custom_generate", "use_mtp", "synced_gpus"):
         if arguments.pop(name, None):
             raise ValueError(f"Decoding with a drafter does not support `{name}`. Leave it out.")
+    _check_tokenizer(arguments.pop("assistant_tokenizer", None), tokenizer)
     config = arguments.get("generation_config")
+    if effective("cache_implementation", arguments, config, target) == "paged":
+        # `generate` would hand the call on to continuous batching, without the drafter.
+        raise ValueError('Decoding with a drafter does not support `cache_implementation="paged"`. Leave it out.')
     call = {name: arguments.pop(name) for name in SETTING_NAMES if name in arguments}
     settings = resolve_settings(drafter, call, config)
     if effective("token_healing", arguments, config, target):
@@ -136,6 +146,16 @@ def generate_with_drafter(original: Callable, target: PreTrainedModel, **argumen
     drafter.attach(target)
     loop = functools.partial(decode, drafter=drafter, settings=settings, streamer=streamer, extra_criteria=criteria)
     return original(target, custom_generate=loop, **arguments)
+
+
+def _check_tokenizer(
+    assistant_tokenizer: PreTrainedTokenizerBase | None, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """A drafter speaks in its target's tokens. Pipelines pass a tokenizer for it all the same; not another one."""
+    if assistant_tokenizer is None or assistant_tokenizer is tokenizer:
+        return
+    if tokenizer is None or assistant_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError("A drafter uses its target's tokenizer. Leave `assistant_tokenizer` out.")
 
 
 def _stop_string_criteria(
@@ -259,9 +279,29 @@ class _Run:
 
     def round(self) -> None:
         """Copy or draft, schedule, verify, commit."""
-        sequences, rows = self.sequences, list(self.sequences.live)
+        rows = list(self.sequences.live)
         drafted = self._draft()
-        checked = self.target.check(sequences, drafted.tokens)
+        checked = self.target.check(self.sequences, drafted.tokens)
+        before = len(self.sequences.tokens[0])
+        try:
+            accepted, committed, finished = self._commit(drafted, checked)
+        except BaseException:
+            # A streamer, criterion or processor failed in the middle of a run. A cache of the caller's own, which only
+            # a single row can have, ends right before the last token that was shown, as in plain decoding.
+            if len(self.sequences.tokens) == 1:
+                self.target.commit(drafted.tokens, [len(self.sequences.tokens[0]) - before])
+            raise
+        verified, lengths = [len(drafts) for drafts in drafted.tokens], [len(tokens) for tokens in committed]
+        self._learn(rows, drafted, accepted, lengths)
+        self.target.commit(drafted.tokens, lengths)
+        places, tokens = committed_places(rows, verified, committed, finished)
+        if places:
+            self.drafting.pending.add(checked.features(self.layers, places), tokens)
+        self._drop(finished)
+
+    def _commit(self, drafted: Drafted, checked: Checked) -> tuple[list[int], list[list[int]], list[int]]:
+        """Of each live row how many drafts were accepted and which tokens it got, and which rows have ended."""
+        sequences = self.sequences
         logits = checked.logits.to(sequences.device)
         decisions = self._decide(logits, drafted)
         accepted, committed, finished, start = [], [], [], 0
@@ -274,13 +314,7 @@ class _Run:
             committed.append(tokens)
             finished += [place] * has_ended
             start = part.stop
-        verified, lengths = [len(drafts) for drafts in drafted.tokens], [len(tokens) for tokens in committed]
-        self._learn(rows, drafted, accepted, lengths)
-        self.target.commit(drafted.tokens, lengths)
-        places, tokens = committed_places(rows, verified, committed, finished)
-        if places:
-            self.drafting.pending.add(checked.features(self.layers, places), tokens)
-        self._drop(finished)
+        return accepted, committed, finished
 
     # ------------------------------------------------------------------ helpers
 

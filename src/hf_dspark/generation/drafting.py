@@ -107,6 +107,8 @@ class Drafting:
             return False
         if draft_cache.get_seq_length() + len(pending) != int(cache.get_seq_length()):
             return False
+        if draft_cache.is_of_inference_mode and not torch.is_inference_mode_enabled():
+            return False  # its buffers can't be written here
         self.cache, self.pending = draft_cache, pending
         return True
 

@@ -90,7 +90,7 @@ def refuse_options(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
         "num_beams > 1": (option("num_beams") or 1) > 1,
         "`assistant_ensemble_weight` (it changes the distribution)": option("assistant_ensemble_weight") is not None,
         "`use_cache=False`": option("use_cache") is False,
-        f"a {kind} cache": "static" in kind or kind == "quantized",
+        f"a {kind} cache": "static" in kind or kind in ("quantized", "paged"),
         # The features of what it holds are gone.
         "a cache that holds tokens already": hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0,
         "`guidance_scale`": option("guidance_scale") not in (None, 1),

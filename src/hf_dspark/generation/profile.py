@@ -162,10 +162,10 @@ def required_profile(target: PreTrainedModel, drafter: Drafter) -> ThroughputPro
         if path.is_file():
             stale = ThroughputProfile.load(path).conditions
             reason = f"the stored one is of torch {stale.get('torch')}, transformers {stale.get('transformers')}"
-        name = target.config._name_or_path or "TARGET"
+        names = target.config._name_or_path or "TARGET", drafter.config._name_or_path or "DRAFTER"
         raise ValueError(
             f'`verification_schedule="throughput"` needs a throughput profile, and {reason}. Measure it once with '
-            f"`hf-dspark profile --target {name} --drafter {drafter.name_or_path or 'DRAFTER'}` or "
+            f"`hf-dspark profile --target {names[0]} --drafter {names[1]}` or "
             "`hf_dspark.profile_throughput(target, drafter)`."
         )
     return profile

@@ -49,7 +49,7 @@ class Sequences:
         )
         pad = config._pad_token_tensor
         self.pad_token_id = 0 if pad is None else int(pad)
-        self._ids = input_ids.clone()
+        self._ids = input_ids.to(torch.long, copy=True)
         self._make_room(self.prompt_length + 64)
         wants = bool(config.return_dict_in_generate)
         self.keeps_scores = wants and bool(config.output_scores)

@@ -15,6 +15,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.cache_utils import StaticSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafter import Drafter
@@ -169,6 +170,10 @@ def refuse_unsupported(
         "`prefill_chunk_size`": config.prefill_chunk_size,
         "`output_attentions`": config.output_attentions,
         '`cache_implementation="quantized"`': config.cache_implementation == "quantized",
+        "a static cache whose sliding window is shorter than the text (rejected drafts couldn't be forgotten); take a "
+        "dynamic one": any(
+            type(e) is StaticSlidingWindowLayer and not e.is_croppable for e in getattr(cache, "layers", ())
+        ),
         "`inputs_embeds`": model_kwargs.get("inputs_embeds") is not None,
         f"an encoder-decoder target ({type(target).__name__})": target.config.is_encoder_decoder,
     }

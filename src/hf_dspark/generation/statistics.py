@@ -71,13 +71,14 @@ class Speculation:
 
     def __repr__(self) -> str:
         proposed, verified, accepted = (sum(counts) for counts in (self.proposed, self.verified, self.accepted))
+        prepared = f", preparing layers {self.preparation_seconds:.2f}" if self.preparation_seconds >= 0.005 else ""
         copies = f"; {self.copied} tokens copied, {self.copied_accepted} accepted" if self.copied else ""
         return (
             f"Speculation({self.generated_tokens} tokens in {self.target_forwards} target forwards, "
             f"{self.tokens_per_forward:.2f} a forward; mean accepted length {self.mean_accepted_length:.2f} over "
             f"{self.rounds} rounds; {self.schedule} schedule; {proposed} drafts proposed, {verified} verified, "
             f"{accepted} accepted{copies}; {self.total_seconds:.2f} s, of which target {self.target_seconds:.2f}, "
-            f"drafter {self.draft_seconds:.2f})"
+            f"drafter {self.draft_seconds:.2f}{prepared})"
         )
 
     @property

@@ -174,8 +174,8 @@ def write_card(
     results: str | os.PathLike | None = None,
 ) -> Path:
     """
-    Makes a card and puts it in the folder, with a plot of the losses where matplotlib is installed, and `results` from
-    elsewhere with their plots. Nothing is written if something is refused. See [`make_card`].
+    Makes a card and puts it in the folder, with a plot of the training where matplotlib is installed, and `results`
+    from elsewhere with their plots. Nothing is written if something is refused. See [`make_card`].
 
     Returns:
         `Path`: the card.
@@ -186,7 +186,7 @@ def write_card(
     if results is not None:
         base_model = checked if isinstance(checked, str) else None
         copy_results(results, folder, drafter, [facts.repo_id] if facts else (), base_model)
-    _plot_losses(drafter, folder)
+    _plot_training(drafter, folder)
     card = make_card(folder, facts, force, drafter)
     aside = folder / f".{CARD}.{os.getpid()}.tmp"
     try:
@@ -405,10 +405,10 @@ def record_of_state(folder: Path) -> dict[str, Any] | None:
     return record
 
 
-def _plot_losses(drafter: Drafter, folder: Path) -> None:
-    from .plots import plot_losses
+def _plot_training(drafter: Drafter, folder: Path) -> None:
+    from .plots import plot_training
 
-    if plot_losses((training_record(drafter, folder) or {}).get("log") or [], folder / LOSS_PLOT) is None:
+    if plot_training(training_record(drafter, folder) or {}, folder / LOSS_PLOT) is None:
         (folder / LOSS_PLOT).unlink(missing_ok=True)  # of an earlier training
 
 

@@ -1,5 +1,6 @@
 """What a drafter's files say of it, as tables and sentences of its card. What they don't say is said to be missing."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from .escaping import code, markdown
 
 MISSING = "not recorded"
 LOSS_ROWS = 10
+_ACCEPTED_LENGTH = re.compile(r"eval_((?P<set>.+)_)?accepted_length")
 LOSSES = ("loss", "cross_entropy", "soft_cross_entropy", "l1", "confidence", "acceptance", "accepted_length")
 
 
@@ -179,6 +181,29 @@ def _values(entries: list[dict[str, Any]], prefix: str) -> str:
 def training_entries(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries of a log that hold the training loss."""
     return [entry for entry in log if None not in (_number(entry.get("loss")), _number(entry.get("step")))]
+
+
+def learning_curves(record: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """
+    For each held-out set: supervised tokens seen, earlier trainings included, and the accepted length then. Trainings
+    may hold out different prompts, so a NaN parts one from the next. Empty where tokens were not counted.
+    """
+    curves: dict[str, list[tuple[float, float]]] = {}
+    seen = 0.0
+    for training in [*record.get("earlier", []), record]:
+        tokens = _number((training.get("data") or {}).get("supervised_tokens"))
+        epochs = _number(training.get("epochs"))
+        if tokens is None or epochs is None:
+            return {}
+        for points in curves.values():
+            points.append((seen, float("nan")))
+        for entry in training.get("log") or []:
+            for key, value in entry.items():
+                found, epoch = _ACCEPTED_LENGTH.fullmatch(key), _number(entry.get("epoch"))
+                if found and epoch is not None and _number(value) is not None:
+                    curves.setdefault(found["set"] or "", []).append((seen + epoch * tokens, float(value)))
+        seen += epochs * tokens
+    return curves
 
 
 def _number(value: Any) -> float | None:

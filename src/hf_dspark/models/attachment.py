@@ -38,6 +38,23 @@ class TargetParts:
             )
         return weight.detach()
 
+    @property
+    def head_bias(self) -> torch.Tensor | None:
+        bias = getattr(self.head, "bias", None)
+        return None if bias is None else bias.detach()
+
+    def head_of(self, token_ids: torch.Tensor, device: torch.device, dtype: torch.dtype) -> nn.Linear:
+        """A head over some tokens alone: a copy of their rows."""
+        # Training can't use tensors that were made in inference mode, and may follow a call that was in it.
+        with torch.inference_mode(False):
+            rows, bias = (
+                None if part is None else nn.Parameter(part[token_ids.to(part.device)].to(device, dtype), False)
+                for part in (self.head_weight, self.head_bias)
+            )
+            head = nn.Linear(*rows.shape[::-1], bias=bias is not None, device="meta")
+            head.weight, head.bias = rows, bias
+        return head
+
     def serves(self, head: nn.Module, drafter: "Drafter") -> bool:
         """Whether these are a target's parts, in the drafter's place and type as it is now."""
         rows = self.draft_head
@@ -83,6 +100,12 @@ def check_belongs(config: DrafterConfig, target: PreTrainedModel) -> None:
                 f"Drafter and target don't belong together: the drafter{made_for} expects a target with {what} "
                 f"{ours}, this one has {theirs}. Use the target that the drafter was trained for."
             )
+    width = getattr(plain_weight(target.get_input_embeddings()), "shape", (text.hidden_size,))[-1]
+    if width != text.hidden_size and not config.own_embedding:
+        raise ValueError(
+            f"The target embeds tokens in a width of {width} and its layers have {text.hidden_size}: a drafter can't "
+            "borrow such an embedding, and this one has none of its own."
+        )
     # Borrowed embeddings enter the draft directly.
     if config.hidden_size != text.hidden_size and not (config.own_embedding and config.own_head):
         raise ValueError(

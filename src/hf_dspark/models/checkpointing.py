@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from .adapters import ADAPTERS_ALONE, ADAPTERS_PLACE, adapter_base
 from .export import export
 from .loading import (
+    check_settings,
     load_generation_config,
     load_training_record,
     refuse_incomplete,
@@ -141,6 +142,10 @@ class Checkpoints:
         Saves config, weights (without what is borrowed from the target), decoding settings and, if it was trained
         with [`DraftTrainer`], `training_record.json`; of a drafter with adapters, the active adapters and their
         record alone.
+
+        Raises:
+            ValueError: If its `generation_config` holds decoding settings that couldn't be loaded again. Nothing is
+                written then.
         """
         hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         push_to_hub = kwargs.pop("push_to_hub", False)
@@ -150,6 +155,7 @@ class Checkpoints:
             if kwargs.get("is_main_process", True):
                 self.save_adapters(save_directory)
             return
+        check_settings(self.generation_config, self.config, "The drafter's `generation_config`")
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             self.generation_config.save_pretrained(save_directory)

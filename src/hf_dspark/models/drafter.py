@@ -51,6 +51,11 @@ class DraftCache(RowCache):
             self.carried = self.carried[:-1]
 
     @property
+    def is_of_inference_mode(self) -> bool:
+        """Whether it was filled in torch's inference mode, outside of which it can't be written."""
+        return any(layer.is_initialized and layer.keys.is_inference() for layer in self.layers)
+
+    @property
     def reach(self) -> int | None:
         """How many of its newest positions are ever looked at again, if there is a limit in every layer."""
         sizes = [layer.ring for layer in self.layers]
@@ -164,10 +169,7 @@ class Drafter(Adapters, Checkpoints, PreTrainedModel):
         softcapping = getattr(target.config.get_text_config(), SOFTCAPPING, None)
         parts = TargetParts(embedding, head, softcapping, device=target.device, dtype=target.dtype)
         if self.lm_head is None and self.config.draft_vocab_size:
-            weight = parts.head_weight
-            rows = weight[self.draft_ids.to(weight.device)].to(self.device, self.dtype)
-            parts.draft_head = nn.Linear(*rows.shape[::-1], bias=False, device="meta")
-            parts.draft_head.weight = nn.Parameter(rows, requires_grad=False)
+            parts.draft_head = parts.head_of(self.draft_ids, self.device, self.dtype)
         object.__setattr__(self, "_target", parts)
         return self
 
@@ -217,14 +219,15 @@ class Drafter(Adapters, Checkpoints, PreTrainedModel):
 
     def teacher_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's logits `[n, vocab_size]` for its last hidden states `[n, hidden_size]` (after its norm)."""
+        bias = None
         if self._target is not None:
-            weight, softcapping = self._target.head_weight, self._target.softcapping
+            weight, bias, softcapping = self._target.head_weight, self._target.head_bias, self._target.softcapping
         else:
             weight = self.lm_head.weight.detach() if self.lm_head is not None else None
             softcapping = self.softcapping
         if weight is None or weight.shape[0] != self.config.vocab_size:
             self._require_target("teacher's LM head")
-        return soft_cap(F.linear(hidden.to(weight.device, weight.dtype), weight), softcapping).to(self.device)
+        return soft_cap(F.linear(hidden.to(weight.device, weight.dtype), weight, bias), softcapping).to(self.device)
 
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """LM head on hidden states `[..., hidden_size]`: float32 logits over the draft vocabulary."""

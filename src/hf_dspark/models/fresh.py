@@ -11,6 +11,7 @@ from ..origins import hub_origin
 from . import configuration_gemma4
 from .attachment import check_belongs
 from .backbones import FAMILIES
+from .configuration_checks import own_fields
 from .configuration_drafter import LAYER_FIELDS
 from .drafter import Drafter
 from .vocabulary import draft_vocabulary
@@ -56,7 +57,7 @@ def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTr
 
 def find_mask_token(target: PreTrainedConfig, tokenizer: Any) -> int:
     """
-    A token that text never holds: one behind the tokenizer's last, or one that is named mask, reserved or unused.
+    A token that text never holds: one that the tokenizer doesn't have, or one that is named mask, reserved or unused.
 
     Raises:
         ValueError: If there is none, or no tokenizer to look in.
@@ -69,8 +70,10 @@ def find_mask_token(target: PreTrainedConfig, tokenizer: Any) -> int:
         raise ValueError(f"No `mask_token_id` given and no `tokenizer=` to find an unused token with. {help_text}")
     if tokenizer.mask_token_id is not None:
         return tokenizer.mask_token_id
-    if len(tokenizer) < target.vocab_size:
-        return len(tokenizer)
+    used = set(tokenizer.get_vocab().values())
+    unused = next((token_id for token_id in range(target.vocab_size) if token_id not in used), None)
+    if unused is not None:
+        return unused
     for token, token_id in sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1]):
         if RESERVED_TOKEN.search(token):
             return token_id
@@ -82,6 +85,14 @@ def fresh_drafter(cls: type[Drafter], target: PreTrainedModel, tokenizer: Any = 
     token_counts, init = overrides.pop("token_counts", None), overrides.pop("init_from_target", True)
     if isinstance(target, Drafter):
         raise TypeError("The target is itself a drafter. Pass the full model as target.")
+    if not isinstance(init, bool):
+        raise TypeError(f"`init_from_target` must be True or False, not {init!r}.")
+    known = {field.name for field in own_fields(cls.config_class)} | {"num_hidden_layers"}
+    if unknown := sorted(set(overrides) - known):
+        raise TypeError(
+            f"{cls.__name__}.from_target knows no argument {', '.join(map(repr, unknown))}, and "
+            f"{cls.config_class.__name__} has no such field. Its fields are {', '.join(sorted(known))}."
+        )
     text = target.config.get_text_config()
     is_eagle = cls.config_class.model_type == "eagle3"
     depth = overrides.pop("num_hidden_layers", 1 if is_eagle else draft_depth(text.num_hidden_layers))
@@ -117,12 +128,24 @@ def _vocabulary(fields: dict[str, Any], token_counts: Any) -> tuple[torch.Tensor
         )
     if size is None:
         return None
-    if len(token_counts) != fields["text_config"].vocab_size:
+    return draft_vocabulary(_counts(token_counts, fields["text_config"].vocab_size), size)
+
+
+def _counts(token_counts: Any, vocab_size: int) -> torch.Tensor:
+    try:
+        counts = torch.as_tensor(token_counts)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(token_counts).__name__
+        raise TypeError(
+            f"`token_counts` must be a tensor with a count for every target token, not a {kind}."
+        ) from error
+    if counts.shape != (vocab_size,):
         raise ValueError(
-            f"`token_counts` has {len(token_counts)} entries, the target's vocabulary "
-            f"{fields['text_config'].vocab_size}."
+            f"`token_counts` has the shape {tuple(counts.shape)}; the target's vocabulary needs ({vocab_size},)."
         )
-    return draft_vocabulary(token_counts, size)
+    if not bool((counts >= 0).all()):
+        raise ValueError("`token_counts` must be counts: a number of at least 0 for each token.")
+    return counts
 
 
 @torch.no_grad()

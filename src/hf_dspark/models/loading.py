@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -65,19 +66,40 @@ def load_generation_config(
         raise ValueError(f"{file} is damaged: {error} Correct or remove it.") from error
     # Sampling settings and special tokens are the target's business.
     stored = {k: v for k, v in stored.to_diff_dict().items() if v is not None and k in DRAFT_SETTINGS}
-    for name, value in stored.items():
-        if name != "num_assistant_tokens" and not _is_setting(name, value):
-            raise ValueError(f"{file}: `{name}` {value!r} is no such setting. Correct or remove it.")
     count = stored.get("num_assistant_tokens", config.num_drafts)
     if is_changed and type(count) is int:
-        count = stored["num_assistant_tokens"] = min(count, config.num_drafts)
-    if type(count) is not int or not 1 <= count <= config.num_drafts:
-        raise ValueError(
-            f"{file}: `num_assistant_tokens` {count!r} is no number of drafts from 1 to {config.num_drafts}. Correct "
-            "or remove it."
-        )
+        stored["num_assistant_tokens"] = min(count, config.num_drafts)
+    _check_values(stored, config, file)
     settings.update(**stored, allow_custom_entries=True)
     return settings
+
+
+def check_settings(settings: GenerationConfig, config: DrafterConfig, place: str) -> None:
+    """
+    Checks a drafter's decoding settings as they are checked when it is loaded.
+
+    Raises:
+        ValueError: Naming the setting, and `place` as where it stands.
+    """
+    values = {k: v for k, v in settings.to_diff_dict().items() if v is not None and k in DRAFT_SETTINGS}
+    _check_values(values, config, place)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            settings.save_pretrained(folder)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place} can't be saved: {error}") from error
+
+
+def _check_values(values: dict[str, Any], config: DrafterConfig, place: str) -> None:
+    for name, value in values.items():
+        if name != "num_assistant_tokens" and not _is_setting(name, value):
+            raise ValueError(f"{place}: `{name}` {value!r} is no such setting. Correct or remove it.")
+    count = values.get("num_assistant_tokens", config.num_drafts)
+    if type(count) is not int or not 1 <= count <= config.num_drafts:
+        raise ValueError(
+            f"{place}: `num_assistant_tokens` {count!r} is no number of drafts from 1 to {config.num_drafts}. Correct "
+            "or remove it."
+        )
 
 
 def _is_setting(name: str, value: Any) -> bool:

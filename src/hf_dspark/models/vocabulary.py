@@ -21,7 +21,7 @@ def draft_vocabulary(token_counts: torch.Tensor, draft_vocab_size: int) -> tuple
         ValueError: If there are fewer tokens than `draft_vocab_size`.
     """
     counts = torch.as_tensor(token_counts)
-    if not 0 < draft_vocab_size <= len(counts):
+    if type(draft_vocab_size) is not int or not 0 < draft_vocab_size <= len(counts):
         raise ValueError(f"`draft_vocab_size` {draft_vocab_size} must be between 1 and {len(counts)}, the vocabulary.")
     kept = torch.sort(counts, descending=True, stable=True).indices[:draft_vocab_size].sort().values
     t2d = torch.zeros(len(counts), dtype=torch.bool)

@@ -4,10 +4,13 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from .anchors import draw_anchors
 from .chat import tokenize_chat
 
+
+logger = logging.get_logger(__name__)
 
 Tokens = tuple[list[int], list[int]]
 
@@ -53,6 +56,11 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         return _tokenize_messages(example["messages"], 0, example, tokenizer)
     if "prompt" in example and "completion" in example:
         prompt, completion = example["prompt"], example["completion"]
+        if isinstance(prompt, str) != isinstance(completion, str):
+            raise ValueError(
+                "The `prompt` and the `completion` of an example must both be text, or both lists of messages; they "
+                f"are a {type(prompt).__name__} and a {type(completion).__name__}."
+            )
         if isinstance(prompt, str):
             return _tokenize_text(prompt, completion, example.get("finished", True), tokenizer)
         return _tokenize_messages([*prompt, *completion], len(prompt), example, tokenizer)
@@ -88,8 +96,14 @@ def _tokenize_text(prompt: str, completion: str, finished: bool, tokenizer: PreT
 def _tokenize_messages(
     messages: list[dict[str, Any]], first: int, example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> Tokens:
+    messages = without_none(messages)
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ValueError(
+            "A chat must be a list of messages, each with `role` and `content`; an example holds "
+            f"{str(messages)[:60]!r}."
+        )
     return tokenize_chat(
-        without_none(messages),
+        messages,
         tokenizer,
         first,
         tools=without_none(example.get("tools")) or None,
@@ -103,6 +117,22 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_none(part) for key, part in value.items() if part is not None}
     return [without_none(part) for part in value] if isinstance(value, list) else value
+
+
+def rows_to_dataset(rows: list[dict[str, Any]]) -> Any:
+    """
+    A `datasets.Dataset` of rows that need not have the same keys, as tool calls differ in their arguments.
+
+    Raises:
+        TypeError: If a row is no dict.
+    """
+    from datasets import Dataset
+
+    wrong = next((row for row in rows if not isinstance(row, dict)), None)
+    if wrong is not None:
+        raise TypeError(f"Examples come as a `datasets.Dataset` or a list of dicts; one is a {type(wrong).__name__}.")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows], on_mixed_types="use_json")
 
 
 def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
@@ -124,9 +154,7 @@ def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max
     if isinstance(dataset, dict) and not hasattr(dataset, "map"):
         return {name: prepare_dataset(part, tokenizer, max_length) for name, part in dataset.items()}
     if isinstance(dataset, list):
-        from datasets import Dataset
-
-        dataset = Dataset.from_list(dataset)
+        dataset = rows_to_dataset(dataset)
     if not hasattr(dataset, "map"):
         raise TypeError(f"Examples come as a `datasets.Dataset` or a list of dicts, not as {type(dataset).__name__}.")
 
@@ -145,6 +173,13 @@ def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max
             raise ValueError(
                 f"None of the {before} examples has two supervised tokens in a row within {max_length} tokens, so "
                 "there is nothing to learn. Check that they have assistant turns and that `max_length` reaches them."
+            )
+        if len(dataset) < before:
+            logger.warning(
+                "%d of %d examples have no two supervised tokens in a row within %d tokens and are left out.",
+                before - len(dataset),
+                before,
+                max_length,
             )
     return dataset
 

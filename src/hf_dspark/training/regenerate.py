@@ -18,7 +18,7 @@ from ..files import write_whole
 from ..machine import versions
 from ..models.fingerprint import weights_fingerprint
 from ..prompts import prompt_of
-from .data import without_none
+from .data import rows_to_dataset, without_none
 from .endpoint import Endpoint, RefusedError
 from .journal import Journal, digest, seed_of
 from .local_target import LocalTarget
@@ -238,13 +238,8 @@ def _finish(output: Path, asked: list[dict], found: dict[int, dict], drop_unfini
 
 
 def _read(output: Path) -> Dataset:
-    from datasets import Dataset
-
     lines = (output / ANSWERS).read_text(encoding="utf-8").split("\n")
-    rows = [json.loads(line) for line in lines if line]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    # Tool calls differ in their arguments from row to row.
-    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows], on_mixed_types="use_json")
+    return rows_to_dataset([json.loads(line) for line in lines if line])
 
 
 class _LocalAnswers:

@@ -229,8 +229,9 @@ class Run:
         elif data.held_out and self.args.eval_strategy != "no":
             count = min(data.held_out, len(train) // HELD_OUT_OF)
             if count < 1:
+                prepare_dataset(train, tokenizer, length)  # what is wrong with them comes first
                 raise ValueError(
-                    f"{len(train)} examples are too few to hold a part of them out for evaluation (--held_out "
+                    f"Too few examples ({len(train)}) to hold a part of them out for evaluation (--held_out "
                     f"{data.held_out}, a fifth at most). Give others with --eval_data, or more examples."
                 )
             order = train.shuffle(seed=self.args.seed)

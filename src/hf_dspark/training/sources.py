@@ -61,7 +61,7 @@ def load_examples(source: str | Path, split: str = "train", name: str | None = N
         with _told_in_a_line(path):
             found = load_dataset(str(path) if path.is_dir() else str(source), name)
     else:
-        raise FileNotFoundError(f"There is no file or folder {source}, and no dataset on the Hub has such a name.")
+        raise FileNotFoundError(f"There is no file or folder {source}, and it is no dataset's name on the Hub.")
     if not isinstance(found, DatasetDict) or split not in found:
         raise ValueError(f"{source} has no split {split!r}, only {', '.join(map(repr, found))}.")
     return found[split]

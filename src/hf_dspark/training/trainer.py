@@ -29,6 +29,7 @@ from .evaluation import decode_prompts, decoding_metrics, held_out_prompts
 from .feature_store import FeatureStore, amount
 from .finite import require_finite_gradients, require_finite_loss
 from .record import RecordCallback
+from .teacher import require_known_tokens, require_plain_head
 
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class DraftTrainer(Trainer):
             logger.warning("Training in float32 parameters; the drafter was loaded in %s.", drafter.dtype)
             drafter.float()
         drafter.attach(self.target_model)
+        if drafter.config.model_type == "eagle3" or args.loss_weights(drafter.default_loss).needs_teacher:
+            require_plain_head(drafter, self.target_model)
         freeze_borrowed(drafter)
         if peft_config is not None:
             if model is not drafter:
@@ -157,6 +160,7 @@ class DraftTrainer(Trainer):
                 )
             self.feature_store = self._open_feature_store([self.train_dataset, *evaluated])
         if hasattr(self.train_dataset, "__len__"):
+            require_known_tokens(self.train_dataset, drafter.config.vocab_size)
             longest = max(map(len, self.train_dataset["input_ids"]))
             drafter.config.max_trained_length = max(longest, drafter.config.max_trained_length or 0)
         # compute_loss divides by the weights of the whole accumulated batch.
