@@ -102,7 +102,7 @@ def _introduce(console: Console, dtype: str, device: str) -> None:
     sign = ("‹between these›", "bold") if _brackets(console) else ("green", SideBySide.ACCEPTED)
     text = Text.assemble(
         f"SmolLM2-135M-Instruct and its drafter, {dtype}, on the {device.upper()}, greedy, one prompt at a time.\n"
-        "Both columns come from the same model. On the right, a drafter guesses ahead, and where the text repeats\n"
+        "Both columns come from the same model. On the right, a drafter guesses ahead, and where the text repeats "
         "itself it is copied; text ",
         sign,
         " was guessed or copied, and accepted.",
