@@ -58,7 +58,7 @@ def few_prompts_text(results: dict[str, Any]) -> str:
         return ""
     return (
         f"Too few prompts ({', '.join(few)}): intervals from fewer than {FEWEST_PROMPTS} prompts, or groups of "
-        "prompts decoded at once, are too narrow. Take them as hints."
+        "prompts decoded at once, are too narrow. Take them, and what is advised below, as hints."
     )
 
 

@@ -123,7 +123,9 @@ class DraftTrainer(Trainer):
             logger.warning("Training in float32 parameters; the drafter was loaded in %s.", drafter.dtype)
             drafter.float()
         drafter.attach(self.target_model)
-        if drafter.config.model_type == "eagle3" or args.loss_weights(drafter.default_loss).needs_teacher:
+        needs_teacher = drafter.config.model_type == "eagle3" or args.loss_weights(drafter.default_loss).needs_teacher
+        # A sharded target has to meet its first forward in training.
+        if needs_teacher and not args.shard_target:
             require_plain_head(drafter, self.target_model)
         freeze_borrowed(drafter)
         if peft_config is not None:
