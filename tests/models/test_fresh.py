@@ -296,6 +296,8 @@ def test_a_biased_head_is_the_teachers_and_the_draft_heads_too():
     expected = target(ids).logits[0].detach()
     torch.testing.assert_close(drafter.teacher_logits(hidden), expected)
     torch.testing.assert_close(drafter.base_logits(hidden), expected[:, drafter.draft_ids])
+    # Training adds the same bias that drafting does.
+    torch.testing.assert_close(drafter.head_bias(), target.lm_head.bias.detach()[drafter.draft_ids])
 
 
 def test_a_draft_head_made_in_inference_mode_can_be_trained_with():

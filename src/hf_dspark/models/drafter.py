@@ -211,6 +211,13 @@ class Drafter(Adapters, Checkpoints, PreTrainedModel):
         parts = self._require_target("LM head")
         return parts.head_weight if parts.draft_head is None else parts.draft_head.weight
 
+    def head_bias(self) -> torch.Tensor | None:
+        """What the LM head adds to its logits, `[output_size]`, where the target's has a bias and is borrowed."""
+        if self.lm_head is not None:
+            return None
+        bias = getattr(self.borrowed_head, "bias", None)
+        return None if bias is None else bias.detach()
+
     @property
     def borrowed_head(self) -> nn.Module:
         """The target's LM head, or a copy of its rows for a reduced draft vocabulary."""

@@ -185,8 +185,12 @@ class DFlashDrafter(Drafter):
         scaled = weights.flatten()[rows] / ((weights.sum() if normalizer is None else normalizer) + 1e-6)
         teacher = self._teacher(target_last_hidden, positions, rows) if mix.needs_teacher else None
 
+        bias = self.head_bias()
+
         def chunk_loss(part, hidden, latents, confidence, head, markov):
-            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
+            logits = self.soft_cap(
+                F.linear(hidden, head.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)).float()
+            )
             if latents is not None:
                 logits = logits + F.linear(latents, markov).float()
             inside, outside = (None, None) if teacher is None else teacher(part)

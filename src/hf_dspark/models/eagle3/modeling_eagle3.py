@@ -175,8 +175,12 @@ class Eagle3Drafter(Drafter):
         teacher = teacher_of_rows(target_last_hidden.flatten(0, 1), states, self.teacher_logits, self.draft_ids)
         decay = self.config.step_loss_decay ** torch.arange(self.num_drafts, device=steps.device)
 
+        bias = self.head_bias()
+
         def chunk_loss(part, hidden, head):
-            logits = self.soft_cap(F.linear(hidden, head.to(hidden.dtype)).float())
+            logits = self.soft_cap(
+                F.linear(hidden, head.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)).float()
+            )
             losses, acceptance = soft_cross_entropy_rows(logits, *teacher(part))
             step_losses = losses.new_zeros(self.num_drafts).index_add(0, steps[part], losses) / normalizer
             acceptance = (acceptance * (steps[part] == 0)).sum() / normalizer
