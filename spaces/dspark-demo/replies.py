@@ -15,7 +15,9 @@ from hf_dspark.generation.statistics import Speculation, count_rounds
 from hf_dspark.generation.streaming import DraftStreamer, Origin
 
 
-FRAME = 0.15  # seconds between two pictures of a growing reply
+# Seconds between two pictures of a growing reply. A longer text than so many tokens gets fewer of them, down to one in
+# `SLOWEST_FRAME`: a browser that draws nothing else leaves its visitor no time to press Stop.
+FRAME, LONG_TEXT, SLOWEST_FRAME = 0.15, 500, 1.0
 
 
 class PromptError(ValueError):
@@ -205,8 +207,8 @@ class _EndOfTurn(StoppingCriteria):
 
 def watch(lanes: list[Lane]) -> Iterator[None]:
     """
-    Start the lanes and come back a few times a second until all are done, once more at the end. Whoever leaves the
-    loop early ends them.
+    Start the lanes and come back a few times a second, less often as the text grows, until all are done, once more at
+    the end. Whoever leaves the loop early ends them.
     """
     turns = Turns(len(lanes))
     for lane in lanes:
@@ -216,7 +218,7 @@ def watch(lanes: list[Lane]) -> Iterator[None]:
         thread.start()
     try:
         while not all(lane.done for lane in lanes):
-            time.sleep(FRAME)
+            time.sleep(_frame(sum(lane.recorder.num_tokens for lane in lanes)))
             for number, lane in enumerate(lanes):
                 lane.seconds = turns.seconds[number]
             yield
@@ -228,6 +230,10 @@ def watch(lanes: list[Lane]) -> Iterator[None]:
     for lane in lanes:
         if lane.error is not None:
             raise lane.error
+
+
+def _frame(num_tokens: int) -> float:
+    return min(FRAME * max(1.0, num_tokens / LONG_TEXT), SLOWEST_FRAME)
 
 
 def encode(pair: Pair, messages: list[dict[str, str]], limit: int) -> tuple[dict[str, torch.Tensor], int]:

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+import replies
 import torch
 import views
 from chat_template import ChatTemplate, TemplateError
@@ -110,6 +111,11 @@ def test_a_reply_is_what_plain_decoding_writes(small_pair):
     assert drafted.text == plain.text
     assert plain.target_forwards == len(plain.ids) == 40
     assert drafted.seconds > 0
+
+
+def test_a_long_text_is_drawn_less_often():
+    assert replies._frame(0) == replies._frame(200) == replies.FRAME
+    assert replies.FRAME < replies._frame(1000) < replies._frame(2000) < replies._frame(10**6) == 1.0
 
 
 def test_live_counts_are_those_of_the_run(small_pair):
