@@ -42,7 +42,8 @@ from typing import Any
 
 KINDS = ("naive", "hf-dspark")
 SPECULATORS = "speculators"
-SPECULATORS_PACKAGES = (("torch==2.13.0",), ("speculators==0.9.0",))
+# torch comes first and stays pinned: an open range would fetch another one, without a GPU one of gigabytes.
+SPECULATORS_PACKAGES = (("torch==2.13.0",), ("torch==2.13.0", "speculators==0.9.0"))
 CPU_INDEX = ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
 
 
@@ -342,7 +343,6 @@ def python_of(folder: Path) -> Path:
     if not installed:
         print(f"Installing speculators in {folder}, which takes minutes.", file=sys.stderr)
         venv.create(folder, with_pip=True)
-        # torch comes first and pinned: an open range would fetch another one.
         for packages in SPECULATORS_PACKAGES:
             subprocess.run([python, "-m", "pip", "install", "-q", *packages, *CPU_INDEX], check=True)
     return python
