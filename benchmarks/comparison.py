@@ -72,6 +72,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=48, help="rank of the Markov head (default: %(default)s)")
     parser.add_argument("--draft-vocab-size", type=int, default=8192, help="default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="default: %(default)s")
+    parser.add_argument(
+        "--bf16", action="store_true", help="autocast in training, and weights in evaluation, in bfloat16"
+    )
     parser.add_argument("--max-length", type=int, default=512, help="tokens of an example (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=64, help="answers kept out of training (default: %(default)s)")
     parser.add_argument(
@@ -151,10 +154,13 @@ def train(name: str, args: argparse.Namespace) -> None:
             learning_rate=args.learning_rate,
             adam_beta2=0.98,
             max_length=args.max_length,
+            bf16=args.bf16 or None,  # `None` leaves it to the device
+            use_cpu=not torch.accelerator.is_available(),  # else transformers refuses bfloat16 there
             train_sampling_strategy="group_by_length",
             feature_store=str(args.output / "features"),
             eval_strategy="steps" if held_out else "no",
             eval_steps=max(args.updates // 5, 1),
+            eval_prompts=0,  # decoding has a stage of its own
             save_steps=args.save_steps,
             save_total_limit=2,
             seed=args.seed + 1,
@@ -212,11 +218,12 @@ def key(result: dict) -> tuple:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    target, tokenizer = load_embedded_target()
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    target, tokenizer = load_embedded_target(dtype=dtype)
     done = {key(result) for result in read_results(args)}
     prompts = load_prompts(args)
     for name in args.drafters:
-        drafter = AutoDrafter.from_pretrained(args.output / name / "final", dtype=torch.float32)
+        drafter = AutoDrafter.from_pretrained(args.output / name / "final", dtype=dtype)
         for temperature in args.temperatures:
             sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
             for task, number, text in prompts:

@@ -158,6 +158,8 @@ def test_what_is_held_out_leaves_most_of_the_data(run, answers, tiny_embedded_pa
         ((), "Name the answers to learn from with --train_data"),
         (("--train_data", "x", "--use_lora", "true"), "LoRA adapts a trained drafter"),
         (("--train_data", "x", "--train_heads", "true"), "--train_heads is for LoRA"),
+        (("--train_data", "x", "--drafter", "d", "--block_size", "6"), "--block_size is for a fresh drafter"),
+        (("--train_data", "x", "--lora_r", "4"), "--lora_r is for adapters: set --use_lora"),
         (("--train_data", "x", "--early_stopping_patience", "2"), "found by evaluating"),
         (("--train_data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--config", "embeded"), "There is no configuration embeded. Ready ones: embedded"),
@@ -171,9 +173,15 @@ def test_what_can_not_work_is_refused_in_one_line(arguments, message, tiny_embed
     assert message in str(result.exception)
 
 
+def test_a_mask_token_that_is_none_is_refused(run, answers, tiny_embedded_pair, tmp_path):
+    with pytest.raises(ValueError, match="--mask_token <nothing> is no token of the target's tokenizer"):
+        run("--train_data", answers, "--output_dir", tmp_path, "--use_cpu", "true", "--mask_token", "<nothing>")
+
+
 def test_unknown_and_impossible_flags_are_usage_errors(run):
     for arguments, message in (
         (("--num_ankers", "3"), "num_ankers"),
+        (("--train_dat", "x"), "do you mean --train_data?"),
         (("--drafter_type", "medusa"), "invalid choice: 'medusa'"),
         (("--lora_r", "many"), "invalid int value: 'many'"),
     ):

@@ -49,6 +49,9 @@ FORMATS |= {"transformers": "transformers"}
 # The reference ran this one on a CPU, where its window has no effect, and once more with the window applied.
 WINDOWED = "zlab_dflash_nested_swa"
 VALUES = 1e-4
+# Each draft of a chain feeds the next, and the rounding of two processors grows with it: one recording in float32
+# differs by 9e-5 from the same chain in float64, and by 3e-5 or 1.4e-4 from it in float32, by the processor's kernels.
+CHAINED_VALUES = 2e-4
 
 
 @pytest.fixture
@@ -68,12 +71,12 @@ def drafter(folder, target):
     return AutoDrafter.from_pretrained(folder / "drafter").eval().attach(target)
 
 
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor, what: str, most: float = VALUES) -> None:
     assert ours.shape == theirs.shape, what
     # Scattered logits are -inf where nothing can be drafted.
     assert torch.equal(ours.isinf(), theirs.isinf()), what
     worst = (ours - theirs).masked_fill(theirs.isinf(), 0).abs().max().item()
-    assert worst <= VALUES, f"{what} differs by {worst:.2e}"
+    assert worst <= most, f"{what} differs by {worst:.2e}"
 
 
 def recorded_rounds(folder: Path, prefix: str = ""):
@@ -92,12 +95,12 @@ def greedy_draw_that_records(scores: list[torch.Tensor]):
     return draw
 
 
-def assert_proposal(drafter, cache, of, name: str, num_drafts: int) -> None:
+def assert_proposal(drafter, cache, of, name: str, num_drafts: int, most: float = VALUES) -> None:
     """Both ways of proposing give the recorded logits, tokens and confidences, and leave nothing in the cache."""
     length, scores = cache.get_seq_length(), []
     drawn = drafter.propose(cache, of["anchor_token"], num_drafts, draw=greedy_draw_that_records(scores))
     theirs = of.get("draft_logits_target_vocab", of["draft_logits"])
-    assert_close(torch.stack(scores, dim=1), theirs[:, :num_drafts], f"{name} logits")
+    assert_close(torch.stack(scores, dim=1), theirs[:, :num_drafts], f"{name} logits", most)
     proposal = drafter.propose(cache, of["anchor_token"], num_drafts)
     assert torch.equal(proposal.tokens, of["draft_tokens"][:, :num_drafts])
     assert torch.equal(drawn.tokens, proposal.tokens)
@@ -186,7 +189,7 @@ def test_eagle3_inference(case, folder, drafter):
         drafter.extend(cache, of["context_features"], of["context_token_ids"])
         state = drafter._recycled(cache.carried)
         assert_close(state, of["step_hidden"][:, 0], f"{name} state behind the context")
-        assert_proposal(drafter, cache, of, name, 5)
+        assert_proposal(drafter, cache, of, name, 5, CHAINED_VALUES)
 
 
 @pytest.mark.parametrize("case", [*EAGLE, *BLOCK])

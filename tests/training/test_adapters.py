@@ -309,6 +309,15 @@ def test_adapters_without_effect_are_refused(tmp_path, saved):
         train(tmp_path / "run", base, target, config=config)
 
 
+@pytest.mark.parametrize("begin", ["pissa", "olora", "pissa_niter_4"])
+def test_adapters_that_change_their_base_are_refused(tmp_path, saved, begin):
+    """They would be loaded on other weights than those that they were trained on."""
+    target, base = saved()
+    config = LoraConfig(r=2, init_lora_weights=begin)
+    with pytest.raises(ValueError, match=f"`init_lora_weights='{begin}'` changes the base"):
+        train(tmp_path / "run", base, target, config=config)
+
+
 def test_a_fresh_drafter_has_no_base_for_adapters(tmp_path):
     with pytest.raises(ValueError, match="belong to a drafter that is saved somewhere, and this one is fresh"):
         make_trainer(tmp_path, peft_config=LoraConfig(r=2))

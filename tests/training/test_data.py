@@ -205,6 +205,18 @@ def test_an_answer_cut_off_has_no_end(tiny_tokenizer):
     assert supervised(tiny_tokenizer, text) == [" 4"]
 
 
+def test_an_answer_cut_off_while_it_thinks_has_no_end(with_template):
+    answer = {"role": "assistant", "content": "", "reasoning_content": "2 and"}
+    example = {"prompt": CHAT[:2], "completion": [answer], "finished": False}
+    assert supervised(with_template(THINKING_TEMPLATE), example) == ["<think>\n2 and"]
+
+
+@pytest.mark.parametrize("wrong", [-100, 2, 0.5])
+def test_a_loss_mask_of_other_values_is_refused(wrong):
+    with pytest.raises(ValueError, match="other values than 0 and 1"):
+        tokenize_example({"input_ids": [3, 4, 5], "loss_mask": [wrong, 1, 1]}, None)
+
+
 def test_prompt_and_answer_are_tokenized_apart_where_a_token_would_join_them():
     """As in decoding, where the prompt is there first."""
     from tokenizers import models

@@ -217,6 +217,15 @@ def test_prompts_too_long_for_the_target_are_counted(answer, tmp_path, target):
         answer(["long " * 200], output=tmp_path / "long")
 
 
+def test_another_s_dataset_is_not_taken_for_answers(answer, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"prompt": "mine"}\n')
+    with pytest.raises(ValueError, match=r"train.jsonl is not of `regenerate`.*another output folder"):
+        answer(output=folder)
+    assert [file.name for file in folder.iterdir()] == ["train.jsonl"]
+
+
 def test_the_folder_is_a_dataset(answer, tmp_path):
     found = answer()
     assert (
@@ -290,6 +299,17 @@ def test_killed_while_it_writes_prompts(answer, scripted, monkeypatch, tmp_path)
         with pytest.raises(KilledError):
             answer(None, self_prompts=9)
     assert answer(None, self_prompts=9).to_list() == whole.to_list()
+
+
+def test_a_prompt_ends_where_a_user_turn_does(target, tokenizer):
+    """Which need be none of the ends of an answer."""
+    mine = LocalTarget(target, tokenizer)
+    config = mine.generation_config(6, temperature=0, top_p=None, top_k=None)
+    prompt = tokenizer("Why", add_special_tokens=False)["input_ids"]
+    whole = mine.continue_all([prompt], config, 0)[0]
+    config.eos_token_id = [whole[2]]
+    first = whole.index(whole[2])
+    assert mine.continue_all([prompt, prompt[:1] * 5], config, 0)[0] == whole[: first + 1]
 
 
 def test_a_target_with_nothing_more_to_say(answer, scripted):

@@ -18,10 +18,11 @@ from training_runs import (
     make_trainer,
     weights,
 )
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM, TrainingArguments
 
 from hf_dspark import AutoDrafter, DraftConfig, DraftTrainer, DSparkDrafter
 from hf_dspark.training import feature_store
+from hf_dspark.training.sampling import GroupedByLength
 
 
 # ---------------------------------------------------------------------- learning
@@ -37,9 +38,13 @@ def test_every_kind_learns(tmp_path, kind):
 
 
 def test_terms_are_logged_and_add_up_to_the_loss(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=2, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    """Also for the last update of an epoch, which has fewer micro-batches."""
+    data = make_data(6)
+    trainer = make_trainer(
+        tmp_path, data=data, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=2
+    )
     trainer.train()
-    for entry in trainer.state.log_history[:2]:
+    for entry in trainer.state.log_history[:3]:
         parts = 0.1 * entry["cross_entropy"] + 0.9 * entry["l1"] + 1.0 * entry["confidence"]
         assert parts == pytest.approx(entry["loss"], rel=1e-3)
         # The mean overlap of two distributions is one minus half their distance.
@@ -263,6 +268,8 @@ def test_a_disk_too_small_for_the_features_is_refused_before_training(tmp_path, 
         pytest.param("dspark", 4, 4, {}, id="dspark, between epochs"),
         pytest.param("dspark", 3, 4, {"gradient_accumulation_steps": 2}, id="dspark, accumulating"),
         pytest.param("dspark", 3, 4, {"feature_store": True}, id="dspark, with stored features"),
+        pytest.param("dspark", 2, 3, {"train_sampling_strategy": "group_by_length"}, id="dspark, by length"),
+        pytest.param("dflash", 4, 7, {"train_sampling_strategy": "group_by_length"}, id="by length, second epoch"),
         pytest.param("dflash", 3, 5, {}, id="dflash"),
         pytest.param("eagle3", 3, 5, {}, id="eagle3"),
     ],
@@ -316,6 +323,27 @@ def test_every_epoch_draws_other_anchors_also_after_a_resume(tmp_path):
     assert draws[0] != draws[1] != draws[2] != draws[0]
 
 
+def test_examples_of_similar_length_come_in_another_order_every_epoch():
+    sampler = GroupedByLength(list(range(40)), 4, seed=0)
+    first = list(sampler)
+    assert sorted(first) == list(range(40)) and first == list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
+    make_trainer(tmp_path, max_steps=2, **settings).train()
+    with pytest.raises(ValueError, match=r"checkpoint-2 holds no optimizer state.*start a new run"):
+        make_trainer(tmp_path, **settings).train(resume_from_checkpoint=True)
+
+
+def test_a_stream_is_passed_again_when_it_ends(tmp_path):
+    trainer = make_trainer(tmp_path, data=make_data(8).to_iterable_dataset(), max_steps=5)
+    trainer.train()
+    assert trainer.state.global_step == 5
+
+
 def test_a_checkpoint_is_a_complete_drafter(tmp_path):
     target = make_target()
     trainer = make_trainer(tmp_path, target=target, max_steps=2, save_strategy="steps", save_steps=2)
@@ -361,6 +389,57 @@ def test_data_without_supervision_is_refused(tmp_path):
         make_trainer(tmp_path, data=make_data(2, unsupervised=(0, 1)))
 
 
+@pytest.mark.parametrize(
+    "kind,settings,message",
+    [
+        ("dspark", {"label_smoothing_factor": 0.1}, "`label_smoothing_factor` has no place"),
+        ("dspark", {"train_heads": True}, "`train_heads` is for new adapters"),
+        ("eagle3", {"l1_weight": 0.9}, "EAGLE-3 has one loss.*leave out `l1_weight`"),
+        ("dflash", {"confidence_weight": 1.0}, "no confidence head to train"),
+        ("dspark", {"l1_weight": -1.0}, "no weight of a loss may be negative"),
+        ("dspark", {"loss_decay": 0.0}, "`loss_decay` must be above 0"),
+    ],
+)
+def test_settings_without_effect_are_refused(tmp_path, kind, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, kind, **settings)
+
+
+@pytest.mark.parametrize("name", ["compute_loss_func", "compute_metrics"])
+def test_losses_and_metrics_of_others_are_refused(tmp_path, name):
+    target = make_target()
+    with pytest.raises(ValueError, match=f"losses and metrics of their own: leave out `{name}`"):
+        DraftTrainer(
+            model=make_drafter("dspark", target),
+            target_model=target,
+            args=DraftConfig(output_dir=str(tmp_path), report_to=[]),
+            train_dataset=make_data(),
+            **{name: lambda *_: {}},
+        )
+
+
+def test_transformers_own_arguments_are_refused(tmp_path):
+    target = make_target()
+    with pytest.raises(TypeError, match=r"`args` must be a DraftConfig .* not TrainingArguments"):
+        DraftTrainer(
+            model=make_drafter("dspark", target),
+            target_model=target,
+            args=TrainingArguments(output_dir=str(tmp_path)),
+            train_dataset=make_data(),
+        )
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_best_checkpoint_needs_prompts_to_decode(tmp_path, several):
+    rows = [{"input_ids": list(range(2, 12)), "loss_mask": [1] * 10}] * 2
+    held_out = {"text": Dataset.from_list(rows)} if several else Dataset.from_list(rows)
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(ValueError, match=r"found by decoding held-out prompts, and `eval_dataset.*has none"):
+        make_trainer(tmp_path, eval_data=held_out, load_best_model_at_end=True, **settings)
+    best_by_loss = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    make_trainer(tmp_path, eval_data=held_out, **settings, **best_by_loss)
+
+
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
 def test_a_target_that_scales_its_logits_is_refused(tmp_path, kind):
     """Its head on its last hidden states is not its distribution, which these losses compare with."""
@@ -377,3 +456,5 @@ def test_tokens_of_another_model_are_refused(tmp_path):
     data = [*make_data(2), {"input_ids": [3, 4, 64, 5], "loss_mask": [0, 1, 1, 1]}]
     with pytest.raises(ValueError, match="Example 2 holds token 64, and the target's vocabulary has 64"):
         make_trainer(tmp_path, data=data)
+    with pytest.raises(ValueError, match="Example 2 holds token 64"):
+        make_trainer(tmp_path, eval_data=data)

@@ -86,7 +86,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _unknown_field(arguments: list[str]) -> str | None:
-    """What to say of the first flag that is no field; `None` if all are, or begin one."""
+    """What to say of the first flag that is no field; `None` if all are."""
     from dataclasses import fields
     from difflib import get_close_matches
 
@@ -95,7 +95,7 @@ def _unknown_field(arguments: list[str]) -> str | None:
     known = ["config", *(field.name for group in ARGUMENTS for field in fields(group) if field.init)]
     for flag in (argument.split("=")[0] for argument in arguments if argument.startswith("--")):
         name = flag.removeprefix("--").replace("-", "_")
-        if any(field.startswith(name.removeprefix("no_")) for field in known):
+        if name in known or name.removeprefix("no_") in known:
             continue
         close = get_close_matches(name, known, n=1)
         return f"There is no field {flag}" + (f"; do you mean --{close[0]}?" if close else "")

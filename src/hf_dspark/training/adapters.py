@@ -41,6 +41,7 @@ def add_adapters(drafter: Drafter, peft_config: "PeftConfig", train_heads: bool)
     from peft import get_peft_model
 
     refuse_prompts(peft_config)
+    _refuse_changed_base(peft_config)
     base = drafter.config.name_or_path
     if not base:
         raise ValueError(
@@ -67,6 +68,19 @@ def add_adapters(drafter: Drafter, peft_config: "PeftConfig", train_heads: bool)
         f" and {heads} of whole modules" if heads else "",
     )
     return model
+
+
+def _refuse_changed_base(peft_config: "PeftConfig") -> None:
+    """
+    Raises:
+        ValueError: If the adapters would begin by changing the weights below them, which are not saved with them.
+    """
+    begin = getattr(peft_config, "init_lora_weights", True)
+    if isinstance(begin, str) and begin not in ("gaussian", "orthogonal"):
+        raise ValueError(
+            f"`init_lora_weights={begin!r}` changes the base drafter's weights or needs data first, and adapters are "
+            "saved without their base: they would be loaded on other weights. Leave it out, or take 'gaussian'."
+        )
 
 
 def trained_parameters(drafter: Drafter) -> tuple[int, int]:

@@ -15,6 +15,8 @@ Span = tuple[int, int]
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # What templates put before an answer that was not thought about; the target did not write it.
+# Where a message keeps what its writer thought.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _EMPTY_THINKING = re.compile(
     r"\s*(?:<(\w+)>\s*</\1>|\[THINK\]\s*\[/THINK\]|<\|channel>thought\s*<channel\|>)\s*", re.IGNORECASE
 )
@@ -161,7 +163,7 @@ def _content(message: Message) -> str:
 def _check_nothing_dropped(turns: list[Message], supervised: str) -> None:
     rendered = "".join(supervised.split())
     for message in turns:
-        for name in ("content", "reasoning_content", "reasoning", "thinking"):
+        for name in ("content", *_THOUGHTS):
             value = _content(message) if name == "content" else message.get(name)
             if "".join((value or "").split()) not in rendered:
                 raise ValueError(
@@ -172,8 +174,9 @@ def _check_nothing_dropped(turns: list[Message], supervised: str) -> None:
 
 
 def _cut_at_content(text: str, spans: list[Span], message: Message) -> tuple[str, list[Span]]:
-    """An answer that was cut off has no end of turn."""
-    (start, end), content = spans[-1], _content(message).rstrip()
+    """An answer that was cut off, in its text or while it still thought, has no end."""
+    thoughts = [message.get(name) for name in _THOUGHTS] if not message.get("tool_calls") else []
+    (start, end), content = spans[-1], (_content(message) or next(filter(None, thoughts), "")).rstrip()
     place = text.rfind(content, start, end) if content else -1
     end = place + len(content) if place >= 0 else end
     return text[:end], [*spans[:-1], (start, end)]

@@ -85,6 +85,9 @@ class DraftConfig(TrainingArguments):
             raise ValueError("`num_anchors` and `logits_chunk_size` must be at least 1, `max_length` at least 2.")
         if self.eval_prompts < 0 or self.eval_max_new_tokens < 1 or self.eval_temperature < 0:
             raise ValueError("`eval_prompts` and `eval_temperature` can't be negative, nor `eval_max_new_tokens` 0.")
+        weights = (self.cross_entropy_weight, self.l1_weight, self.confidence_weight)
+        if self.loss_decay <= 0 or any(weight is not None and weight < 0 for weight in weights):
+            raise ValueError("`loss_decay` must be above 0, and no weight of a loss may be negative.")
         super().__post_init__()
 
     def loss_weights(self, default: LossWeights) -> LossWeights:

@@ -47,6 +47,11 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
             raise ValueError(
                 f"An example has {len(input_ids)} `input_ids` and {len(loss_mask)} entries in `loss_mask`."
             )
+        if not set(loss_mask) <= {0, 1}:
+            raise ValueError(
+                "The `loss_mask` of an example holds other values than 0 and 1. It says which tokens are supervised; "
+                "where labels are -100, it is 0."
+            )
         return input_ids, loss_mask
     if "prompt_ids" in example and "completion_ids" in example:
         return _join_ids(example, tokenizer)

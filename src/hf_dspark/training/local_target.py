@@ -79,8 +79,9 @@ class LocalTarget:
                     f"Out of memory with {len(prompts)} prompts of up to {longest} tokens at once. Start the same "
                     "command again with a smaller batch size; the answers that are there are kept."
                 ) from error
-        return [self._until_end(row) for row in output[:, longest:].tolist()]
+        return [_until_end(row, config.eos_token_id) for row in output[:, longest:].tolist()]
 
-    def _until_end(self, ids: list[int]) -> list[int]:
-        ends = [ids.index(end) for end in self.end_ids if end in ids]
-        return ids[: min(ends) + 1] if ends else ids
+
+def _until_end(ids: list[int], end_ids: list[int]) -> list[int]:
+    ends = [ids.index(end) for end in end_ids if end in ids]
+    return ids[: min(ends) + 1] if ends else ids

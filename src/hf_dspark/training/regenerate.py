@@ -177,6 +177,11 @@ def _load(target: Any, tokenizer: PreTrainedTokenizerBase | None) -> LocalTarget
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Writes the settings down, or compares them with those that the folder's answers were begun with."""
     if not path.exists():
+        if (path.parent / ANSWERS).exists():
+            raise ValueError(
+                f"{path.parent / ANSWERS} is not of `regenerate`: there is no {RECORD} beside it. Give another output "
+                "folder."
+            )
         write_whole(path, json.dumps(settings | {"versions": versions()}, indent=1) + "\n")
         return
     before = json.loads(path.read_text(encoding="utf-8"))

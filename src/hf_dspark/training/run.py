@@ -1,7 +1,7 @@
 """A whole training run from a file of settings: what `hf-dspark train` does, for Python too."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,7 +148,7 @@ def make_parser(**kwargs: Any) -> Any:
         from trl import TrlParser
     except ImportError as error:
         raise ImportError('Training runs from a file need trl: pip install "hf-dspark[train]"') from error
-    return TrlParser(ARGUMENTS, **kwargs)
+    return TrlParser(ARGUMENTS, allow_abbrev=False, **kwargs)
 
 
 def parse_run(arguments: Iterable[str], parser: Any = None) -> "Run":
@@ -163,6 +163,12 @@ def parse_run(arguments: Iterable[str], parser: Any = None) -> "Run":
         place = arguments.index("--config") + 1
         arguments[place] = str(config_file(arguments[place]))
     return Run(*(parser or make_parser()).parse_args_and_config(arguments))
+
+
+def _given(group: Any, leave_out: tuple[str, ...]) -> list[str]:
+    """The fields of a group that are not at their default."""
+    names = [field.name for field in fields(group) if field.name not in leave_out]
+    return [name for name in names if getattr(group, name) != getattr(type(group)(), name)]
 
 
 @dataclass
@@ -187,6 +193,12 @@ class Run:
             raise ValueError("Name the answers to learn from with --train_data (`hf-dspark regenerate` writes some).")
         if self.lora.use_lora and not self.drafter.drafter:
             raise ValueError("LoRA adapts a trained drafter: name it with --drafter.")
+        fresh = _given(self.drafter, leave_out=("drafter",))
+        if self.drafter.drafter and fresh:
+            raise ValueError(f"--{fresh[0]} is for a fresh drafter, and --drafter names one that is there: drop one.")
+        adapters = _given(self.lora, leave_out=("use_lora",))
+        if adapters and not self.lora.use_lora:
+            raise ValueError(f"--{adapters[0]} is for adapters: set --use_lora too, or drop it.")
         if self.args.train_heads and not self.lora.use_lora:
             raise ValueError("--train_heads is for LoRA: without --use_lora all of the drafter is trained anyway.")
         decides = self.args.load_best_model_at_end or self.run.early_stopping_patience
@@ -270,6 +282,8 @@ class Run:
         else:
             fields["block_size"] = asked.block_size
             if asked.mask_token is not None:
+                if asked.mask_token not in tokenizer.get_vocab():
+                    raise ValueError(f"--mask_token {asked.mask_token} is no token of the target's tokenizer.")
                 fields["mask_token_id"] = tokenizer.convert_tokens_to_ids(asked.mask_token)
         if asked.drafter_type == "dspark":
             for name in ("markov_head_type", "markov_rank", "enable_confidence_head"):

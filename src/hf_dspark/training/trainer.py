@@ -14,6 +14,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
 from ..generation.features import concatenate_features, hidden_state_indices
@@ -29,6 +30,8 @@ from .evaluation import decode_prompts, decoding_metrics, held_out_prompts
 from .feature_store import FeatureStore, amount
 from .finite import require_finite_gradients, require_finite_loss
 from .record import RecordCallback
+from .refusals import refuse_ignored, require_draft_config, require_optimizer, require_prompts
+from .sampling import GroupedByLength
 from .teacher import require_known_tokens, require_plain_head
 
 
@@ -111,6 +114,8 @@ class DraftTrainer(Trainer):
             )
         refuse_loaded_adapters(model, drafter)
         args = DraftConfig(output_dir=f"{drafter.config.model_type}-drafter") if args is None else args
+        require_draft_config(args)
+        refuse_ignored(args, drafter, peft_config is not None, kwargs)
         if isinstance(target_model, str):
             target_model = AutoModelForCausalLM.from_pretrained(target_model)
         self.target_model = target_model.eval().requires_grad_(False)
@@ -143,6 +148,7 @@ class DraftTrainer(Trainer):
             seed=args.data_seed if args.data_seed is not None else args.seed,
         )
         self._terms = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._updates_since_log = 0
         super().__init__(
             model=model,
             args=args,
@@ -152,7 +158,8 @@ class DraftTrainer(Trainer):
             processing_class=processing_class,
             **kwargs,
         )
-        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        evaluated = _sets(self.eval_dataset)
+        require_prompts(args, evaluated)
         self.feature_store = None
         if args.feature_store:
             if args.shard_target:
@@ -160,9 +167,11 @@ class DraftTrainer(Trainer):
                     "`feature_store` is filled by each process at its own pace, and `shard_target` needs all in step. "
                     "Leave one of them out."
                 )
-            self.feature_store = self._open_feature_store([self.train_dataset, *evaluated])
+            self.feature_store = self._open_feature_store([self.train_dataset, *evaluated.values()])
+        for data in (self.train_dataset, *evaluated.values()):
+            if hasattr(data, "__len__"):
+                require_known_tokens(data, drafter.config.vocab_size)
         if hasattr(self.train_dataset, "__len__"):
-            require_known_tokens(self.train_dataset, drafter.config.vocab_size)
             longest = max(map(len, self.train_dataset["input_ids"]))
             drafter.config.max_trained_length = max(longest, drafter.config.max_trained_length or 0)
         # compute_loss divides by the weights of the whole accumulated batch.
@@ -181,6 +190,8 @@ class DraftTrainer(Trainer):
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, self.args.should_save)
             if resume_from_checkpoint is None:
                 raise ValueError(f"{self.args.output_dir} holds no complete checkpoint to resume from; start afresh.")
+        if resume_from_checkpoint:
+            require_optimizer(resume_from_checkpoint)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -196,16 +207,26 @@ class DraftTrainer(Trainer):
 
     def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(model, *args, **kwargs)
+        self._updates_since_log += self.accelerator.sync_gradients
         # float16's scaler skips such steps by itself.
         if self.accelerator.sync_gradients and self.accelerator.scaler is None:
             require_finite_gradients(self.drafter, self.state.global_step, self.args.output_dir)
         return loss
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, LengthGroupedSampler):
+            return sampler
+        seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        return GroupedByLength(sampler.lengths, sampler.batch_size, seed)
+
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "loss_mask"]
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, torch.Tensor]], device: torch.device) -> Any:
-        """The sum of all loss weights of the accumulated batch, on all processes."""
+        """The sum of all loss weights of the accumulated batch, on all processes; `None` where a stream has ended."""
+        if not batch_samples:
+            return None
         total = torch.stack([self._total_weight(batch) for batch in batch_samples]).sum().to(device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
@@ -366,12 +387,15 @@ class DraftTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "eval" if any(key.startswith("eval_") for key in logs) else "train"
         prefix = "eval_" if mode == "eval" else ""
-        # In training each value is a share of the whole update's, accumulated and over all processes.
-        shares = self.args.gradient_accumulation_steps * self.accelerator.num_processes if mode == "train" else 1
+        # In training each value is a share of its update's, to which all micro-batches and processes add.
+        shares = self.accelerator.num_processes / max(self._updates_since_log, 1)
         for name, values in self._terms[mode].items():
             if values and values[0].dim() == 0:
-                logs[prefix + name] = float(self.accelerator.reduce(torch.stack(values).mean(), "mean")) * shares
+                total = torch.stack(values).sum() * shares if mode == "train" else torch.stack(values).mean()
+                logs[prefix + name] = float(self.accelerator.reduce(total, "mean"))
         self._terms[mode].clear()
+        if mode == "train":
+            self._updates_since_log = 0
         super().log(logs, start_time)
 
     def create_model_card(
@@ -390,6 +414,13 @@ class DraftTrainer(Trainer):
 
             facts = {"languages": language, "datasets": dataset} | facts
             complete_folder(self.args.output_dir, repo_id=self.hub_model_id, **facts)
+
+
+def _sets(dataset: Any) -> dict[str, Any]:
+    """The sets of held-out examples, by what to call them."""
+    if isinstance(dataset, dict):
+        return {f"`eval_dataset[{name!r}]`": part for name, part in dataset.items()}
+    return {} if dataset is None else {"`eval_dataset`": dataset}
 
 
 def shard_layers(target: PreTrainedModel, args: DraftConfig) -> None:
