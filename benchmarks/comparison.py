@@ -40,6 +40,7 @@ from hf_dspark.machine import versions
 
 
 BLOCK = 7
+FEWEST = 20  # rounds that reached a position, for its share to be drawn
 # class, fields of its config, loss settings of its training
 DRAFTERS: dict[str, tuple[type, dict[str, Any], dict[str, float]]] = {
     "dspark": (DSparkDrafter, {"block_size": BLOCK}, {}),
@@ -274,6 +275,7 @@ def pooled(results: list[dict]) -> dict[str, Any]:
         "prompts": len(results),
         "rounds": len(lengths),
         "accepted_length": sum(lengths) / len(lengths) if lengths else float("nan"),
+        "reached": totals["reached"],
         "conditional_acceptance": [a / n if n else None for a, n in zip(totals["accepted"], totals["reached"])],
         "marginal_acceptance": [a / n if n else None for a, n in zip(totals["accepted"], totals["verified"])],
     }
@@ -306,11 +308,15 @@ def difference(results: list[dict], ours: str, theirs: str, seed: int) -> tuple[
     return tuple(estimate(float(excess), drawn).values())
 
 
-def report(args: argparse.Namespace) -> dict[str, Any]:
-    # A shorter or longer evaluation in the same folder is another one.
-    results = [r for r in read_results(args) if r["max_new_tokens"] == args.max_new_tokens]
+def chosen_results(args: argparse.Namespace) -> list[dict]:
+    """Those of this call's prompts and drafters: a shorter or longer evaluation in the same folder is another one."""
     numbers = {(task, number) for task, number, _ in load_prompts(args)}
-    results = [r for r in results if (r["task"], r["number"]) in numbers and r["drafter"] in args.drafters]
+    results = [r for r in read_results(args) if r["max_new_tokens"] == args.max_new_tokens]
+    return [r for r in results if (r["task"], r["number"]) in numbers and r["drafter"] in args.drafters]
+
+
+def report(args: argparse.Namespace) -> dict[str, Any]:
+    results = chosen_results(args)
     tasks = sorted({result["task"] for result in results})
     table: dict[str, Any] = {}
     print(f"\n{'accepted length':28}" + "".join(f"{task:>11}" for task in tasks) + f"{'mean':>9}")
@@ -347,14 +353,17 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def plot(args: argparse.Namespace) -> None:
-    """Conditional acceptance against draft position, a line per drafter, a panel per domain and temperature."""
+    """
+    Conditional acceptance against draft position, a line per drafter, a panel per domain and temperature. Positions
+    that few rounds reached are left out: their shares are chance.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     report(args)
-    results = [r for r in read_results(args) if r["max_new_tokens"] == args.max_new_tokens]
+    results = chosen_results(args)
     tasks = {result["task"] for result in results}
     domains = {domain: names for domain, names in DOMAINS.items() if tasks & set(names)}
     known = {task for names in DOMAINS.values() for task in names}
@@ -372,8 +381,11 @@ def plot(args: argparse.Namespace) -> None:
         for panel, (domain, names) in zip(row, domains.items()):
             for drafter, marker in zip(args.drafters, "os^D"):
                 chosen = [r for r in results if r["drafter"] == drafter and r["temperature"] == temperature]
-                values = pooled([r for r in chosen if r["task"] in names])["conditional_acceptance"]
-                shares = [float("nan") if v is None else v for v in values]
+                found = pooled([r for r in chosen if r["task"] in names])
+                shares = [
+                    share if n >= FEWEST else float("nan")
+                    for share, n in zip(found["conditional_acceptance"], found["reached"])
+                ]
                 panel.plot(positions, shares, marker=marker, markersize=4, label=LABELS[drafter])
             panel.set_title(f"{domain}, temperature {temperature:g}", fontsize=10)
             panel.set_ylim(0, 1)
