@@ -14,9 +14,9 @@ Message = dict[str, Any]
 Span = tuple[int, int]
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What templates put before an answer that was not thought about; the target did not write it.
 # Where a message keeps what its writer thought.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+# What templates put before an answer that was not thought about; the target did not write it.
 _EMPTY_THINKING = re.compile(
     r"\s*(?:<(\w+)>\s*</\1>|\[THINK\]\s*\[/THINK\]|<\|channel>thought\s*<channel\|>)\s*", re.IGNORECASE
 )
