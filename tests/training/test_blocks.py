@@ -101,6 +101,29 @@ def test_eagle3_does_not_see_what_follows(tiny_target):
         assert (after[:, 10 - k] - before[:, 10 - k]).abs().max() > 1e-3
 
 
+@torch.no_grad()
+def test_eagle3_unrolls_at_some_columns_as_at_all(tiny_target):
+    """Prompts and padding are only looked at: what is supervised doesn't need their later steps."""
+    drafter = Eagle3Drafter.from_target(tiny_target, num_drafts=3)
+    ids, features = draft_inputs(drafter)
+    columns = torch.tensor([[3, 4, 9]]).expand(len(ids), -1)
+    for whole, some in zip(drafter.unroll(ids, features), drafter.unroll(ids, features, columns)):
+        torch.testing.assert_close(some, whole[:, [3, 4, 9]])
+
+
+@pytest.mark.parametrize(
+    "rows,columns",
+    [
+        ([[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]], [[2, 3, 4], [0, 1, 2]]),
+        ([[1, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0]], [[0, 1, 3, 4, 5], [0, 1, 2, 3, 4]]),
+        ([[0, 0, 0, 0, 0, 0]], [[0]]),
+    ],
+)
+def test_eagle3_unrolls_where_a_step_is_supervised(rows, columns, tiny_target):
+    drafter = Eagle3Drafter.from_target(tiny_target, num_drafts=3)
+    assert drafter._supervised_columns(torch.tensor(rows, dtype=torch.bool)).tolist() == columns
+
+
 def test_the_serial_head_is_fed_the_token_before_each_draft(tiny_target):
     """Drafts after the first learn from the true token before them, and the last token of a block feeds nothing."""
     drafter = DSparkDrafter.from_target(tiny_target, mask_token_id=1, block_size=BLOCK, markov_rank=8)

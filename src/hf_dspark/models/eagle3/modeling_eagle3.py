@@ -1,5 +1,7 @@
 """EAGLE-3: an autoregressive drafter over the target's features (arXiv 2503.01840)."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -157,11 +159,13 @@ class Eagle3Drafter(Drafter):
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         # A row's last token has no successor, so the target says nothing about its continuation.
         first = loss_mask.bool() & shift_left(attention_mask, 1).bool()
+        columns = self._supervised_columns(first)
+        positions = (columns + first.shape[1] * torch.arange(first.shape[0], device=first.device)[:, None]).flatten()
         normed, places = [], []
-        for k, hidden in enumerate(self.unroll(input_ids, target_features)):
-            rows = shift_left(first, k).flatten().nonzero().squeeze(-1)
+        for k, hidden in enumerate(self.unroll(input_ids, target_features, columns)):
+            rows = shift_left(first, k).gather(1, columns).flatten().nonzero().squeeze(-1)
             normed.append(self.norm(hidden.flatten(0, 1)[rows]))
-            places.append(rows)
+            places.append(positions[rows])
         steps = torch.cat([torch.full_like(rows, k) for k, rows in enumerate(places)])
         if len(steps) == 0:
             # A zero that still reaches every parameter, as DDP expects.
@@ -193,26 +197,42 @@ class Eagle3Drafter(Drafter):
     def _terms(values: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"soft_cross_entropy": values[0], "acceptance": values[1], "step_losses": values[2:]}
 
-    def unroll(self, input_ids: torch.Tensor, target_features: torch.Tensor):
-        """Yields the pre-norm hidden states `[batch, length, hidden_size]` of every unrolled step."""
+    def _supervised_columns(self, first: torch.Tensor) -> torch.Tensor:
+        """
+        The positions that any step is supervised at, `(batch, most of a row)`, from those of the first step `(batch,
+        length)`. Shorter rows are filled with others, which are supervised at no step.
+        """
+        needed = torch.stack([shift_left(first, k) for k in range(self.num_drafts)]).any(0)
+        most = max(int(needed.sum(-1).max()), 1)
+        return needed.int().argsort(dim=-1, descending=True, stable=True)[:, :most]
+
+    def unroll(
+        self, input_ids: torch.Tensor, target_features: torch.Tensor, columns: torch.Tensor | None = None
+    ) -> Iterator[torch.Tensor]:
+        """
+        Yields the pre-norm hidden states `[batch, columns, hidden_size]` of every unrolled step, at some columns of
+        each row (all by default). Of other columns the first step's keys and values are all that is needed.
+        """
         attention, layer = self.layers[0].self_attn, self.layers[0]
-        hidden = self.project_features(target_features)
-        length = input_ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
-        base, later = None, []
+        batch, length = input_ids.shape
+        every = torch.arange(length, device=input_ids.device)
+        columns = every.expand(batch, -1) if columns is None else columns
+        seen = every <= columns[:, None, :, None]
+        joined, residual = self._layer_input(shift_left(input_ids, 1), self.project_features(target_features))
+        base = project_keys_values(attention, joined, self.rotary(0, length, joined), self.family)
+        joined, residual = (x.gather(1, columns[..., None].expand(-1, -1, x.shape[-1])) for x in (joined, residual))
+        later = []
         for k in range(self.config.num_drafts):
-            joined, residual = self._layer_input(shift_left(input_ids, k + 1), hidden)
-            rotary = self.rotary(k, length, joined)
+            rotary = self.rotary_emb(joined, position_ids=columns + k)
+            if k > 0:
+                later.append(project_keys_values(attention, joined, rotary, self.family))
             queries = project_queries(attention, joined, rotary, self.family)
-            keys_values = project_keys_values(attention, joined, rotary, self.family)
-            if base is None:
-                base = keys_values
-            else:
-                later.append(keys_values)
-            attended = attention.o_proj(unrolled_attention(attention, queries, base, later, causal))
+            attended = attention.o_proj(unrolled_attention(attention, queries, base, later, seen))
             hidden = self.family.finish(layer, residual, attended)
             yield hidden
-            hidden = self._recycled(hidden)
+            if k < self.config.num_drafts - 1:
+                tokens = shift_left(input_ids, k + 2).gather(1, columns)
+                joined, residual = self._layer_input(tokens, self._recycled(hidden))
 
 
 def shift_left(x: torch.Tensor, places: int) -> torch.Tensor:
@@ -225,16 +245,16 @@ def unrolled_attention(
     queries: torch.Tensor,
     base: tuple[torch.Tensor, torch.Tensor],
     later: list[tuple[torch.Tensor, torch.Tensor]],
-    causal: torch.Tensor,
+    seen: torch.Tensor,
 ) -> torch.Tensor:
     """
-    Attention of an unrolled step: position `i` sees the first step's keys up to `i`, and of each later step only its
-    own. Returns `[batch, length, heads * head_dim]`.
+    Attention of an unrolled step: a position sees the first step's keys up to itself (`seen`, `[batch, 1, columns,
+    length]`), and of each later step only its own. Returns `[batch, columns, heads * head_dim]`.
     """
     groups = attention.num_key_value_groups
     spread = lambda x: x.repeat_interleave(groups, dim=1)  # noqa: E731
     scores = queries @ spread(base[0]).transpose(2, 3) * attention.scaling
-    scores = scores.float().masked_fill(~causal, float("-inf"))
+    scores = scores.float().masked_fill(~seen, float("-inf"))
     own = [(queries * spread(keys)).sum(-1, keepdim=True).float() * attention.scaling for keys, _ in later]
     shares = torch.softmax(torch.cat([scores, *own], dim=-1), dim=-1).to(queries.dtype)
     length = scores.shape[-1]
