@@ -6,19 +6,24 @@ feature layers, same draft vocabulary, block of 7, same optimiser settings. Then
     python benchmarks/comparison.py answers.jsonl --tasks tasks/ --output runs/comparison --updates 1500
     python benchmarks/comparison.py answers.jsonl --tasks tasks/ --output runs/comparison --updates 1500 --stage plot
 
+    python benchmarks/comparison.py answers.jsonl --tasks tasks/ --output runs/longer --start runs/comparison
+
 Every stage can be killed and started again with the same command: training goes on from the last checkpoint, the
-evaluation from the last prompt. The target runs once over the answers, since its features are kept in
-`OUTPUT/features` (about 7 kB a token) and serve all drafters.
+evaluation from the last prompt. With `--start`, each drafter begins as an earlier comparison left it, with a new
+schedule of the learning rate, and the tokens that it saw there are counted. The target runs once over the answers,
+since its features are kept in `OUTPUT/features` (about 7 kB a token) and serve all drafters.
 
 Answers are lines with `prompt_ids` and `completion_ids`, as `examples/write_answers.py` makes them. A task is a file
 `NAME.jsonl` whose lines hold `turns`, a list of user messages; the first is decoded.
 
 What differs is what defines the methods: EAGLE-3 has one layer and unrolls 7 steps over every supervised position; the
 block drafters have `--layers` and `--anchors` blocks a sequence; each has the loss of its paper (`dspark-ce` is DSpark
-with more cross-entropy: 0.5 / 0.9 / 0.5). All begin as the target's own last layers.
+with more cross-entropy: 0.5 / 0.9 / 0.5). All begin as the target's own last layers. `dspark-parallel`, named behind
+`dspark`, is that drafter with its serial head taken out after training: what the head does for each draft position.
 """
 
 import argparse
+import copy
 import json
 import random
 import statistics
@@ -52,7 +57,14 @@ DRAFTERS: dict[str, tuple[type, dict[str, Any], dict[str, float]]] = {
         {"cross_entropy_weight": 0.5, "l1_weight": 0.9, "confidence_weight": 0.5},
     ),
 }
-LABELS = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "EAGLE-3", "dspark-ce": "DSpark, more cross-entropy"}
+PARALLEL = "dspark-parallel"  # derived, not trained
+LABELS = {
+    "dspark": "DSpark",
+    "dflash": "DFlash",
+    "eagle3": "EAGLE-3",
+    "dspark-ce": "DSpark, more cross-entropy",
+    PARALLEL: "DSpark, serial head taken out",
+}
 DOMAINS = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench",)}
 STAGES = ("train", "evaluate", "plot")
 
@@ -64,9 +76,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, results and plot")
     parser.add_argument("--stage", choices=(*STAGES, "all"), default="all", help="default: %(default)s")
     parser.add_argument(
-        "--drafters", nargs="+", choices=DRAFTERS, default=["dspark", "dflash", "eagle3"], help="in this order"
+        "--drafters", nargs="+", choices=LABELS, default=["dspark", "dflash", "eagle3"], help="in this order"
     )
     parser.add_argument("--updates", type=int, default=1500, help="optimiser steps of each (default: %(default)s)")
+    parser.add_argument("--start", type=Path, help="folder of an earlier comparison, whose drafters are trained on")
     parser.add_argument("--batch", type=int, default=8, help="sequences an update (default: %(default)s)")
     parser.add_argument("--anchors", type=int, default=64, help="blocks a sequence (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="layers of block drafters (default: %(default)s)")
@@ -135,6 +148,13 @@ def fresh_drafter(name: str, target: Any, tokenizer: Any, rows: list[dict], args
     )
 
 
+def seen_before(name: str, args: argparse.Namespace) -> int:
+    """Answer tokens that the drafter saw in the comparison it begins from."""
+    if args.start is None:
+        return 0
+    return json.loads((args.start / name / "final" / "training.json").read_text())["answer_tokens_seen"]
+
+
 def train(name: str, args: argparse.Namespace) -> None:
     folder = args.output / name
     if (folder / "final" / "training.json").exists():
@@ -142,7 +162,11 @@ def train(name: str, args: argparse.Namespace) -> None:
         return
     target, tokenizer = load_embedded_target()
     rows, held_out = load_answers(args)
-    drafter = fresh_drafter(name, target, tokenizer, rows, args)
+    if args.start is None:
+        drafter = fresh_drafter(name, target, tokenizer, rows, args)
+    else:
+        drafter = AutoDrafter.from_pretrained(args.start / name / "final", dtype=torch.float32)
+    seen = seen_before(name, args)
     trainer = DraftTrainer(
         model=drafter,
         target_model=target,
@@ -164,7 +188,7 @@ def train(name: str, args: argparse.Namespace) -> None:
             eval_prompts=0,  # decoding has a stage of its own
             save_steps=args.save_steps,
             save_total_limit=2,
-            seed=args.seed + 1,
+            seed=args.seed + (1 if args.start is None else 2),  # another order than the start had
             report_to="none",
             disable_tqdm=True,
             **DRAFTERS[name][2],
@@ -182,10 +206,25 @@ def train(name: str, args: argparse.Namespace) -> None:
         "parameters": parameters,
         "answers": len(rows),
         "answer_tokens": tokens,
-        "answer_tokens_seen": round(tokens * args.updates * args.batch / len(rows)),
+        "answer_tokens_seen": seen + round(tokens * args.updates * args.batch / len(rows)),
         "log": trainer.state.log_history,
     }
     write_whole(folder / "final" / "training.json", json.dumps(record, indent=1) + "\n")
+
+
+def take_out_serial_head(args: argparse.Namespace) -> None:
+    """The trained DSpark drafter without its serial head, and without the confidence head that reads from it."""
+    trained = AutoDrafter.from_pretrained(args.output / "dspark" / "final", dtype=torch.bfloat16)
+    config = copy.deepcopy(trained.config)
+    config.markov_rank, config.enable_confidence_head = 0, False
+    drafter = DSparkDrafter(config).to(torch.bfloat16)
+    kept = drafter.state_dict().keys()
+    drafter.load_state_dict({name: value for name, value in trained.state_dict().items() if name in kept})
+    folder = args.output / PARALLEL / "final"
+    drafter.save_pretrained(folder)
+    record = json.loads((args.output / "dspark" / "final" / "training.json").read_text())
+    record |= {"drafter": PARALLEL, "parameters": sum(p.numel() for p in drafter.parameters() if p.requires_grad)}
+    write_whole(folder / "training.json", json.dumps(record, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------------- evaluate
@@ -379,7 +418,7 @@ def plot(args: argparse.Namespace) -> None:
     positions = range(1, BLOCK + 1)
     for row, temperature in zip(panels, args.temperatures):
         for panel, (domain, names) in zip(row, domains.items()):
-            for drafter, marker in zip(args.drafters, "os^D"):
+            for drafter, marker in zip(args.drafters, "os^Dv"):
                 chosen = [r for r in results if r["drafter"] == drafter and r["temperature"] == temperature]
                 found = pooled([r for r in chosen if r["task"] in names])
                 shares = [
@@ -410,7 +449,10 @@ def main() -> None:
     stages = STAGES if args.stage == "all" else (args.stage,)
     if "train" in stages:
         for name in args.drafters:
-            train(name, args)
+            if name == PARALLEL:
+                take_out_serial_head(args)
+            else:
+                train(name, args)
     if "evaluate" in stages:
         evaluate(args)
     if "plot" in stages:

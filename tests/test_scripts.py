@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_dspark import AutoDrafter
 from hf_dspark.evaluation.results import entry, read_results
 
 
@@ -130,3 +131,10 @@ def test_matched_comparison_goes_on_where_it_was(tiny_embedded_pair, tmp_path):
     (tmp_path / "out" / "evaluation.jsonl").write_text("\n".join([*lines[:5], lines[5][:20]]))
     assert "dspark: trained already" in run(*command)
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["results"] == report["results"]
+    # A longer comparison begins where this one ended.
+    more = ["--start", tmp_path / "out", "--output", tmp_path / "longer", "--temperatures", 0]
+    run(*command, *more, "--drafters", "dspark", "dspark-parallel")
+    training = json.loads((tmp_path / "longer" / "comparison.json").read_text())["training"]
+    assert training["dspark"]["answer_tokens_seen"] == 160
+    drafter = AutoDrafter.from_pretrained(tmp_path / "longer" / "dspark-parallel" / "final")
+    assert drafter.markov_head is None and training["dspark-parallel"]["drafter"] == "dspark-parallel"
