@@ -173,6 +173,24 @@ def test_what_can_not_work_is_refused_in_one_line(arguments, message, tiny_embed
     assert message in str(result.exception)
 
 
+def test_a_run_in_another_s_folder_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    run = parse_run(["--train_data", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"])
+    with pytest.raises(ValueError, match=r"checkpoint-5 is of an earlier run.*--resume"):
+        run.check()
+
+
+def test_settings_without_effect_on_the_data_are_refused(run, answers, tiny_embedded_pair, tmp_path):
+    options = ("--train_data", answers, "--output_dir", tmp_path, *SETTINGS)
+    with pytest.raises(ValueError, match="is a file and has no splits: drop --train_split test"):
+        run(*options, "--train_split", "test")
+    rows = [{"prompt_ids": [1, 2], "completion_ids": [3, 4]}] * 4
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"tokens already \(`prompt_ids`\).*regenerate --enable-thinking"):
+        run(*options, "--enable_thinking", "on")
+
+
 def test_a_mask_token_that_is_none_is_refused(run, answers, tiny_embedded_pair, tmp_path):
     with pytest.raises(ValueError, match="--mask_token <nothing> is no token of the target's tokenizer"):
         run("--train_data", answers, "--output_dir", tmp_path, "--use_cpu", "true", "--mask_token", "<nothing>")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from conftest import make_target, make_tokenizer
-from transformers import OPTConfig, OPTForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PhiConfig, PhiForCausalLM
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
 from hf_dspark.models.fresh import draft_depth, feature_layers
@@ -284,6 +284,13 @@ def test_a_target_whose_embedding_is_narrower_than_its_layers():
     target = OPTForCausalLM(OPTConfig(word_embed_proj_dim=16, **sizes))
     with pytest.raises(ValueError, match="embeds tokens in a width of 16 and its layers have 32"):
         fresh("dspark", target)
+
+
+@pytest.mark.parametrize("inner,width", [(None, 128), (80, 80)])
+def test_layers_are_as_wide_as_those_of_a_target_with_other_names(inner, width):
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_inner": inner, "vocab_size": 64}
+    drafter = fresh("dspark", GPT2LMHeadModel(GPT2Config(**sizes)))
+    assert drafter.layers[0].mlp.up_proj.out_features == width
 
 
 def test_a_biased_head_is_the_teachers_and_the_draft_heads_too():

@@ -171,6 +171,18 @@ def test_generate_takes_a_peft_model(tmp_path, saved):
     assert output.speculation.rounds > 0
 
 
+def test_adapters_do_not_go_on_from_others(tmp_path, saved):
+    target, base = saved()
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    train(tmp_path, base, target, max_steps=2, **settings)
+    for config, told in ((LoraConfig(r=4), "adapters.* 2 there, 4 now"), (None, "now")):
+        other = make_trainer(
+            tmp_path, drafter=AutoDrafter.from_pretrained(base), target=target, peft_config=config, **settings
+        )
+        with pytest.raises(ValueError, match=rf"checkpoint-2 is of another run .*{told}"):
+            other.train(resume_from_checkpoint=True)
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_adapters_resumes_to_the_same_weights(tmp_path, saved):
     target, base = saved()

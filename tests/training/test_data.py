@@ -74,6 +74,11 @@ def test_unknown_columns_are_refused_by_name(tiny_tokenizer):
         tokenize_example({"question": "2 + 2?", "answer": "4"}, tiny_tokenizer)
 
 
+def test_conversations_of_another_form_are_told_what_to_do(tiny_tokenizer):
+    with pytest.raises(ValueError, match=r"Rename `conversations` to `messages`.*`from` to `role`"):
+        tokenize_example({"conversations": [{"from": "human", "value": "2 + 2?"}]}, tiny_tokenizer)
+
+
 def test_a_tokenizer_without_chat_template_is_refused(tiny_tokenizer, monkeypatch):
     monkeypatch.setattr(tiny_tokenizer, "chat_template", None)
     with pytest.raises(ValueError, match="no chat template"):

@@ -382,6 +382,16 @@ def test_a_server_that_refuses_everything_is_an_error(answer, online):
         assert len(answer(target=through(server))) == 7
 
 
+def test_a_run_that_never_began_does_not_hold_the_folder(answer, online):
+    """Settings can be corrected in the same command."""
+    with ChatServer(answer=lambda body: 404) as server, pytest.raises(ValueError, match="refuses every prompt"):
+        answer(target=through(server), temperature=9.0)
+    with ChatServer() as server:
+        assert len(answer(target=through(server), temperature=0.9)) == 7
+        with pytest.raises(ValueError, match="holds answers of another run"):
+            answer(target=through(server), temperature=0.5)
+
+
 def test_a_server_writes_no_prompts(answer):
     with pytest.raises(ValueError, match="An endpoint can't continue a user turn"):
         answer(target=Endpoint("http://localhost:1/v1", "m"), self_prompts=3)

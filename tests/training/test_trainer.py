@@ -70,6 +70,21 @@ def test_evaluation_is_the_loss_per_supervised_draft(tmp_path, kind):
     assert logged(trainer, "loss")[0] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(tmp_path, kind):
+    """Long and short examples count by their supervised tokens, however they are batched."""
+
+    def evaluated(batch_size):
+        settings = {"eval_data": make_data(7, seed=1), "eval_prompts": 0, "per_device_eval_batch_size": batch_size}
+        return make_trainer(tmp_path, kind, **settings).evaluate()
+
+    whole, split = evaluated(7), evaluated(2)
+    terms = [name for name in whole if name.endswith(("loss", "l1", "cross_entropy", "acceptance"))]
+    assert terms
+    for name in terms:
+        assert split[name] == pytest.approx(whole[name], rel=1e-4), name
+
+
 def test_a_chat_is_trained_with_the_tokenizer_alone(tmp_path, tiny_tokenizer):
     target = make_target(vocab_size=len(tiny_tokenizer))
     chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is four."}]
@@ -338,6 +353,34 @@ def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
         make_trainer(tmp_path, **settings).train(resume_from_checkpoint=True)
 
 
+SAVING = {"save_strategy": "steps", "save_steps": 2}
+
+
+def test_a_run_does_not_go_on_from_another_run_s_checkpoint(tmp_path):
+    make_trainer(tmp_path, max_steps=2, **SAVING).train()
+    other = make_trainer(tmp_path, data=make_data(12), **SAVING)
+    with pytest.raises(ValueError, match=r"checkpoint-2 is of another run \(examples: 8 there, 12 now"):
+        other.train(resume_from_checkpoint=True)
+
+
+def test_other_arguments_at_resume_are_told(tmp_path, caplog):
+    make_trainer(tmp_path, max_steps=2, **SAVING).train()
+    longer = make_trainer(tmp_path, max_steps=4, weight_decay=0.1, **SAVING)
+    with caplog.at_level("WARNING"):
+        longer.train(resume_from_checkpoint=True)
+    assert longer.state.global_step == 4
+    assert "max_steps: 2 there, 4 now; weight_decay: 0.0 there, 0.1 now" in caplog.text
+
+
+def test_a_new_run_writes_over_no_checkpoint(tmp_path):
+    make_trainer(tmp_path, max_steps=2, **SAVING).train()
+    before = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"checkpoint-2 is of an earlier run.*another `output_dir`"):
+        make_trainer(tmp_path, max_steps=2, seed=5, **SAVING).train()
+    assert_equal_weights(before, load_file(tmp_path / "checkpoint-2" / "model.safetensors"))
+    make_trainer(tmp_path, max_steps=2).train()  # saves nothing
+
+
 def test_a_stream_is_passed_again_when_it_ends(tmp_path):
     trainer = make_trainer(tmp_path, data=make_data(8).to_iterable_dataset(), max_steps=5)
     trainer.train()
@@ -458,3 +501,10 @@ def test_tokens_of_another_model_are_refused(tmp_path):
         make_trainer(tmp_path, data=data)
     with pytest.raises(ValueError, match="Example 2 holds token 64"):
         make_trainer(tmp_path, eval_data=data)
+
+
+def test_examples_longer_than_the_target_s_positions_are_refused(tmp_path):
+    target = make_target(max_position_embeddings=20)
+    with pytest.raises(ValueError, match=r"longest example has 23 tokens, and the target knows 20.*`max_length=20`"):
+        make_trainer(tmp_path, target=target)
+    make_trainer(tmp_path, target=target, max_length=20)

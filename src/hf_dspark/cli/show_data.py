@@ -67,7 +67,7 @@ def show_data(
         counts.append((len(ids), sum(mask)))
         _print(console, _title(i, ids, mask, cut, row), marked_text(ids, mask, loaded, brackets), plain)
     tokens, supervised = map(sum, zip(*counts))
-    console.print(f"{supervised} of {tokens} tokens supervised, in {len(counts)} of {len(rows)} examples.")
+    console.print(f"{supervised} of {tokens} tokens supervised; {len(counts)} of {len(rows)} examples shown.")
     if not supervised:
         raise ValueError(
             "Nothing of what was shown is supervised: check that there are assistant turns or completions."

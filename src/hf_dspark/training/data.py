@@ -71,9 +71,13 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         return _tokenize_messages([*prompt, *completion], len(prompt), example, tokenizer)
     if "text" in example:
         return _tokenize_text("", example["text"], True, tokenizer)
+    hint = (
+        " Rename `conversations` to `messages`, and in each of them `from` to `role` (`human` is `user`, `gpt` is "
+        "`assistant`) and `value` to `content`."
+    )
     raise ValueError(
         f"An example has the columns {sorted(example)}. Expected `messages`, or `prompt` and `completion`, or `text`, "
-        "or `prompt_ids` and `completion_ids`, or `input_ids` and `loss_mask`."
+        "or `prompt_ids` and `completion_ids`, or `input_ids` and `loss_mask`." + hint * ("conversations" in example)
     )
 
 

@@ -1,7 +1,6 @@
 """Settings of a trainer that the training of a drafter can't honour, refused before work starts."""
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
@@ -70,16 +69,3 @@ def require_prompts(args: DraftConfig, sets: dict[str, Any]) -> None:
                 "is supervised, or `eval_prompts` is 0). Give examples with prompts, or "
                 "`metric_for_best_model='loss'`."
             )
-
-
-def require_optimizer(checkpoint: str | Path) -> None:
-    """
-    Raises:
-        ValueError: If a checkpoint holds weights alone, so that a run could not go on as it was.
-    """
-    folder = Path(checkpoint)
-    if folder.is_dir() and not any(folder.glob("optimizer*")) and not any(folder.glob("global_step*")):
-        raise ValueError(
-            f"{folder} holds no optimizer state (`save_only_model`), so training can't go on where it stopped. Load "
-            "the drafter from it with `AutoDrafter.from_pretrained` and start a new run."
-        )

@@ -22,6 +22,7 @@ from .data import rows_to_dataset, without_none
 from .endpoint import Endpoint, RefusedError
 from .journal import Journal, digest, seed_of
 from .local_target import LocalTarget
+from .resuming import differences
 from .self_prompts import SAMPLING, write_prompts
 
 
@@ -176,7 +177,7 @@ def _load(target: Any, tokenizer: PreTrainedTokenizerBase | None) -> LocalTarget
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Writes the settings down, or compares them with those that the folder's answers were begun with."""
-    if not path.exists():
+    if not path.exists() or not _holds_work(path.parent):
         if (path.parent / ANSWERS).exists():
             raise ValueError(
                 f"{path.parent / ANSWERS} is not of `regenerate`: there is no {RECORD} beside it. Give another output "
@@ -187,7 +188,7 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
     settings = json.loads(json.dumps(settings))
     # A smaller batch is the way on where memory was too small.
-    told = _differences(before, settings, leave_out=("versions", "result", "batch_size"))
+    told = differences(before, settings, leave_out=("versions", "result", "batch_size"))
     if told:
         raise ValueError(
             f"{path.parent} holds answers of another run ({'; '.join(told)}). Give the same settings and prompts to "
@@ -195,13 +196,11 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _differences(before: Any, now: Any, name: str = "", leave_out: tuple[str, ...] = ()) -> list[str]:
-    if before == now:
-        return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [f"{name}: {before} there, {now} now"]
-    names = [key for key in sorted({*before, *now}) if key not in leave_out]
-    return [told for key in names for told in _differences(before.get(key), now.get(key), f"{name} {key}".strip())]
+def _holds_work(folder: Path) -> bool:
+    """Whether an earlier run left anything; one that was refused at once binds nobody to its settings."""
+    if (folder / ANSWERS).exists() or (folder / _PROMPTS).exists():
+        return True
+    return any("refused" not in answer for entry in Journal(folder / _JOURNAL).entries() for _, answer in entry)
 
 
 def _answer_all(answering: Any, asked: list[dict], journal: Journal, progress: bool) -> dict[int, dict]:

@@ -22,6 +22,7 @@ from .checkpoints import last_complete_checkpoint
 from .config import DraftConfig
 from .data import prepare_dataset
 from .memory import MemoryEstimate, estimate_memory
+from .resuming import refuse_overwriting
 from .sources import load_examples
 from .trainer import DraftTrainer
 
@@ -201,6 +202,13 @@ class Run:
             raise ValueError(f"--{adapters[0]} is for adapters: set --use_lora too, or drop it.")
         if self.args.train_heads and not self.lora.use_lora:
             raise ValueError("--train_heads is for LoRA: without --use_lora all of the drafter is trained anyway.")
+        for name in ("train", "eval"):
+            source, split = (getattr(self.data, f"{name}_{part}") for part in ("data", "split"))
+            default = getattr(DataArguments(), f"{name}_split")
+            if split not in (default, "train") and Path(source or "").is_file():
+                raise ValueError(f"{source} is a file and has no splits: drop --{name}_split {split}.")
+        if not (self.run.resume or self.args.resume_from_checkpoint or self.run.dry_run):
+            refuse_overwriting(self.args)
         decides = self.args.load_best_model_at_end or self.run.early_stopping_patience
         if decides and self.args.eval_strategy == "no":
             raise ValueError("The best checkpoint is found by evaluating: set --eval_strategy steps and --eval_steps.")
@@ -254,6 +262,13 @@ class Run:
     def _with_thinking(self, dataset: Any) -> Any:
         if self.data.enable_thinking == "as_given":
             return dataset
+        tokens = {"input_ids", "prompt_ids"} & set(dataset.column_names)
+        if tokens:
+            raise ValueError(
+                f"--enable_thinking is told to the chat template, and these examples are tokens already "
+                f"(`{tokens.pop()}`), written in the mode that they were asked in. Drop it, or write them anew with "
+                "`hf-dspark regenerate --enable-thinking` (or --no-enable-thinking)."
+            )
         thinking = self.data.enable_thinking == "on"
 
         def told(example: dict[str, Any]) -> dict[str, Any]:

@@ -44,3 +44,20 @@ def require_known_tokens(dataset: Any, vocab_size: int) -> None:
                 f"vocabulary has {vocab_size}: it was tokenised for another model. Give its text instead, or the "
                 "tokens of this target's tokenizer."
             )
+
+
+def require_positions(dataset: Any, max_position_embeddings: int | None) -> None:
+    """
+    Args:
+        dataset (`datasets.Dataset`): Examples with `input_ids`.
+        max_position_embeddings (`int`, *optional*): Positions that the target was made for.
+
+    Raises:
+        ValueError: If an example is longer.
+    """
+    longest = max(map(len, dataset["input_ids"]))
+    if max_position_embeddings is not None and longest > max_position_embeddings:
+        raise ValueError(
+            f"The longest example has {longest} tokens, and the target knows {max_position_embeddings} positions: "
+            f"beyond them its features mean nothing. Set `max_length={max_position_embeddings}` or less."
+        )

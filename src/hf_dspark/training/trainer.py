@@ -30,9 +30,10 @@ from .evaluation import decode_prompts, decoding_metrics, held_out_prompts
 from .feature_store import FeatureStore, amount
 from .finite import require_finite_gradients, require_finite_loss
 from .record import RecordCallback
-from .refusals import refuse_ignored, require_draft_config, require_optimizer, require_prompts
+from .refusals import refuse_ignored, require_draft_config, require_prompts
+from .resuming import refuse_overwriting, require_optimizer, require_same_run
 from .sampling import GroupedByLength
-from .teacher import require_known_tokens, require_plain_head
+from .teacher import require_known_tokens, require_plain_head, require_positions
 
 
 if TYPE_CHECKING:
@@ -168,16 +169,19 @@ class DraftTrainer(Trainer):
                     "Leave one of them out."
                 )
             self.feature_store = self._open_feature_store([self.train_dataset, *evaluated.values()])
+        text = self.target_model.config.get_text_config()
         for data in (self.train_dataset, *evaluated.values()):
             if hasattr(data, "__len__"):
                 require_known_tokens(data, drafter.config.vocab_size)
+                require_positions(data, getattr(text, "max_position_embeddings", None))
         if hasattr(self.train_dataset, "__len__"):
             longest = max(map(len, self.train_dataset["input_ids"]))
             drafter.config.max_trained_length = max(longest, drafter.config.max_trained_length or 0)
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
-        self.add_callback(RecordCallback(self, drafter, train_dataset))
+        self.recorder = RecordCallback(self, drafter, train_dataset)
+        self.add_callback(self.recorder)
 
     @property
     def drafter(self) -> Drafter:
@@ -185,13 +189,21 @@ class DraftTrainer(Trainer):
         return underlying_drafter(self.accelerator.unwrap_model(self.model))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As in [`~transformers.Trainer`]; `True` resumes from the last checkpoint that was written to its end."""
+        """
+        As in [`~transformers.Trainer`]; `True` resumes from the last checkpoint that was written to its end.
+
+        Raises:
+            ValueError: If there is none, or it is of another run; or if a new run would write over one that is there.
+        """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, self.args.should_save)
             if resume_from_checkpoint is None:
                 raise ValueError(f"{self.args.output_dir} holds no complete checkpoint to resume from; start afresh.")
         if resume_from_checkpoint:
             require_optimizer(resume_from_checkpoint)
+            require_same_run(resume_from_checkpoint, self.recorder.about)
+        else:
+            refuse_overwriting(self.args)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -348,6 +360,7 @@ class DraftTrainer(Trainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """As in [`~transformers.Trainer`], with the metrics of decoding held-out prompts."""
+        self._terms["eval"].clear()  # a prediction leaves some, and logs nothing
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         found = self.decode_held_out(dataloader.dataset)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
@@ -380,23 +393,42 @@ class DraftTrainer(Trainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor, None, None]:
         inputs = self._prepare_inputs(inputs)
+        weight = self._total_weight(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=self._total_weight(inputs))
-        return loss.detach(), None, None
+            loss = self.compute_loss(model, inputs, num_items_in_batch=weight).detach()
+        self._terms["eval"]["loss"].append(loss)
+        self._terms["eval"]["weight"].append(weight)
+        return loss, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "eval" if any(key.startswith("eval_") for key in logs) else "train"
-        prefix = "eval_" if mode == "eval" else ""
-        # In training each value is a share of its update's, to which all micro-batches and processes add.
-        shares = self.accelerator.num_processes / max(self._updates_since_log, 1)
-        for name, values in self._terms[mode].items():
-            if values and values[0].dim() == 0:
-                total = torch.stack(values).sum() * shares if mode == "train" else torch.stack(values).mean()
-                logs[prefix + name] = float(self.accelerator.reduce(total, "mean"))
-        self._terms[mode].clear()
-        if mode == "train":
-            self._updates_since_log = 0
+        evaluated = next((key for key in logs if key.startswith("eval_") and key.endswith("_runtime")), None)
+        if evaluated is not None and self._terms["eval"]:
+            logs |= self._evaluation_terms(evaluated.removesuffix("runtime"))
+        elif not any(key.startswith("eval_") for key in logs):
+            logs |= self._training_terms()
         super().log(logs, start_time)
+
+    def _training_terms(self) -> dict[str, float]:
+        """Each value is a share of its update's, to which all micro-batches and processes add."""
+        shares = self.accelerator.num_processes / max(self._updates_since_log, 1)
+        self._updates_since_log = 0
+        terms, self._terms["train"] = self._terms["train"], defaultdict(list)
+        return {
+            name: float(self.accelerator.reduce(torch.stack(values).sum() * shares, "mean"))
+            for name, values in terms.items()
+            if values[0].dim() == 0
+        }
+
+    def _evaluation_terms(self, prefix: str) -> dict[str, float]:
+        """Means over all supervised tokens, where transformers' would be over batches, long and short alike."""
+        terms, self._terms["eval"] = self._terms["eval"], defaultdict(list)
+        weights = torch.stack(terms.pop("weight"))
+        total = self.accelerator.reduce(weights.sum(), "sum").clamp_min(1e-9)
+        return {
+            prefix + name: float(self.accelerator.reduce((torch.stack(values) * weights).sum(), "sum") / total)
+            for name, values in terms.items()
+            if values[0].dim() == 0
+        }
 
     def create_model_card(
         self,
