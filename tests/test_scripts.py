@@ -41,6 +41,24 @@ def test_answers_then_a_drafter(tiny_embedded_pair, tmp_path):
     assert config["max_trained_length"] == max(len(row["prompt_ids"] + row["completion_ids"]) for row in rows)
 
 
+def test_prompts_from_a_code_base(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(9):
+        body = "".join(f"    x = x + {number}\n" for _ in range(6))
+        code = f'def add{number}(x):\n    """Adds."""\n{body}    return x\n\n\ndef short(x):\n    return x\n'
+        (source / f"part{number}.py").write_text(code)
+    (source / "broken.py").write_text("def (")
+    run("examples/write_code_prompts.py", "--source", source, "--output", tmp_path / "prompts")
+    train, held_out = (
+        [json.loads(line)["prompt"] for line in (tmp_path / "prompts" / file).read_text().splitlines()]
+        for file in ("train.jsonl", "tasks/explain.jsonl")
+    )
+    assert len(train) + len(held_out) == 9 and held_out and not set(train) & set(held_out)
+    assert all(text.startswith("Explain what this Python function does.\n```python\ndef add") for text in train)
+    assert not any("Adds." in text or "short" in text for text in train + held_out)
+
+
 def test_prompts_that_the_target_wrote_are_learned_too(tiny_tokenizer, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     recipe = importlib.import_module("train_embedded_drafter")

@@ -185,10 +185,28 @@ def test_settings_without_effect_on_the_data_are_refused(run, answers, tiny_embe
     options = ("--train_data", answers, "--output_dir", tmp_path, *SETTINGS)
     with pytest.raises(ValueError, match="is a file and has no splits: drop --train_split test"):
         run(*options, "--train_split", "test")
-    rows = [{"prompt_ids": [1, 2], "completion_ids": [3, 4]}] * 4
-    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match=r"tokens already \(`prompt_ids`\).*regenerate --enable-thinking"):
-        run(*options, "--enable_thinking", "on")
+    with pytest.raises(ValueError, match="--eval_split is of --eval_data"):
+        run(*options, "--eval_split", "validation")
+
+
+def test_a_thinking_mode_is_not_told_to_tokens_of_another(run, answers, tiny_embedded_pair, tmp_path):
+    options = ("--train_data", answers, "--output_dir", tmp_path, *SETTINGS, "--dry_run", "--enable_thinking", "on")
+    row = {"prompt_ids": [1, 2], "completion_ids": [3, 4, 5]}
+    thought = row | {"chat_template_kwargs": {"enable_thinking": True}}  # as `regenerate` writes them
+    for rows, accepted in (([row], False), ([thought], True), ([{"text": "Hello there."}], False)):
+        answers.write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+        if accepted:
+            assert run(*options).exit_code == 0
+        else:
+            with pytest.raises(ValueError, match=r"--enable_thinking as_given.*regenerate --enable-thinking"):
+                run(*options)
+
+
+def test_a_new_run_keeps_the_drafter_of_an_earlier_one(tmp_path):
+    (tmp_path / "final").mkdir()
+    run = parse_run(["--train_data", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", "--save_strategy", "no"])
+    with pytest.raises(ValueError, match="final is the drafter of an earlier run"):
+        run.check()
 
 
 def test_a_mask_token_that_is_none_is_refused(run, answers, tiny_embedded_pair, tmp_path):

@@ -175,12 +175,23 @@ def test_adapters_do_not_go_on_from_others(tmp_path, saved):
     target, base = saved()
     settings = {"save_strategy": "steps", "save_steps": 2}
     train(tmp_path, base, target, max_steps=2, **settings)
-    for config, told in ((LoraConfig(r=4), "adapters.* 2 there, 4 now"), (None, "now")):
-        other = make_trainer(
-            tmp_path, drafter=AutoDrafter.from_pretrained(base), target=target, peft_config=config, **settings
-        )
+
+    def resume(drafter, config):
+        trainer = make_trainer(tmp_path, drafter=drafter, target=target, peft_config=config, **settings)
+        trainer.train(resume_from_checkpoint=True)
+
+    for config, told in ((LoraConfig(r=4), "adapters r: 2 there, 4 now"), (None, "adapters r: 2 there, None now")):
         with pytest.raises(ValueError, match=rf"checkpoint-2 is of another run .*{told}"):
-            other.train(resume_from_checkpoint=True)
+            resume(AutoDrafter.from_pretrained(base), config)
+    # The base may lie elsewhere, but it must be the same one.
+    moved = AutoDrafter.from_pretrained(base)
+    moved.save_pretrained(tmp_path / "moved")
+    resume(AutoDrafter.from_pretrained(tmp_path / "moved"), LoraConfig(r=2))
+    with torch.no_grad():
+        moved.fc.weight.mul_(2)
+    moved.save_pretrained(tmp_path / "changed")
+    with pytest.raises(ValueError, match="the weights of the drafter that the adapters sit on"):
+        resume(AutoDrafter.from_pretrained(tmp_path / "changed"), LoraConfig(r=2))
 
 
 @pytest.mark.slow

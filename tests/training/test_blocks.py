@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import make_target
 
 from hf_dspark import DFlashDrafter, DSparkDrafter, Eagle3Drafter
 from hf_dspark.models.blocks import block_attention_mask, block_positions, block_supervision
@@ -102,9 +103,15 @@ def test_eagle3_does_not_see_what_follows(tiny_target):
 
 
 @torch.no_grad()
-def test_eagle3_unrolls_at_some_columns_as_at_all(tiny_target):
-    """Prompts and padding are only looked at: what is supervised doesn't need their later steps."""
-    drafter = Eagle3Drafter.from_target(tiny_target, num_drafts=3)
+@pytest.mark.parametrize("rope_type", ["default", "dynamic"])
+def test_eagle3_unrolls_at_some_columns_as_at_all(rope_type):
+    """
+    Prompts and padding are only looked at: what is supervised doesn't need their later steps. Nor does it matter
+    where the tables of rotary embeddings depend on the longest position.
+    """
+    rope = {"rope_type": rope_type, "factor": 4.0, "rope_theta": 1e4}
+    target = make_target(max_position_embeddings=LENGTH - 2, rope_parameters=rope)
+    drafter = Eagle3Drafter.from_target(target, num_drafts=3)
     ids, features = draft_inputs(drafter)
     columns = torch.tensor([[3, 4, 9]]).expand(len(ids), -1)
     for whole, some in zip(drafter.unroll(ids, features), drafter.unroll(ids, features, columns)):

@@ -75,7 +75,7 @@ def test_unknown_columns_are_refused_by_name(tiny_tokenizer):
 
 
 def test_conversations_of_another_form_are_told_what_to_do(tiny_tokenizer):
-    with pytest.raises(ValueError, match=r"Rename `conversations` to `messages`.*`from` to `role`"):
+    with pytest.raises(ValueError, match=r"Rename them to `messages`, each with `role` and `content`"):
         tokenize_example({"conversations": [{"from": "human", "value": "2 + 2?"}]}, tiny_tokenizer)
 
 

@@ -18,7 +18,7 @@ from training_runs import (
     make_trainer,
     weights,
 )
-from transformers import GraniteConfig, GraniteForCausalLM, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, TrainingArguments
 
 from hf_dspark import AutoDrafter, DraftConfig, DraftTrainer, DSparkDrafter
 from hf_dspark.training import feature_store
@@ -83,6 +83,21 @@ def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(tmp_path, kind
     assert terms
     for name in terms:
         assert split[name] == pytest.approx(whole[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_without_supervision_do_not_count_in_an_evaluation(tmp_path, kind):
+    rows = make_data(6, unsupervised=(1, 4))
+    some = rows.select([0, 2, 3, 5])
+    settings = {"eval_data": some, "eval_prompts": 0, "per_device_eval_batch_size": 1}
+    trainer = make_trainer(tmp_path, kind, **settings)
+    expected = trainer.evaluate()
+    stream = make_trainer(tmp_path, kind, **settings | {"eval_data": rows.to_iterable_dataset()})
+    found = stream.evaluate()
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
+    # A prediction is measured the same way.
+    found = trainer.predict(trainer.eval_dataset).metrics
+    assert found["test_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
 
 
 def test_a_chat_is_trained_with_the_tokenizer_alone(tmp_path, tiny_tokenizer):
@@ -356,11 +371,28 @@ def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 
-def test_a_run_does_not_go_on_from_another_run_s_checkpoint(tmp_path):
+@pytest.mark.parametrize(
+    "other,told",
+    [
+        ({"data": make_data(12)}, "examples: 8 there, 12 now"),
+        ({"data": make_data(8, seed=1)}, "the data's tokens, or their order"),
+        ({"data": make_data(8).select(range(7, -1, -1))}, "the data's tokens, or their order"),
+        ({"max_length": 16}, "tokens: .* max_length: 2048 there, 16 now"),
+        ({"target_seed": 9}, "the target's weights"),
+        ({"block_size": 4}, "block_size: 3 there, 4 now"),
+        ({"kind": "dflash"}, "model_type: dspark there, dflash now"),
+    ],
+    ids=str,
+)
+def test_a_run_does_not_go_on_from_another_run_s_checkpoint(tmp_path, other, told):
     make_trainer(tmp_path, max_steps=2, **SAVING).train()
-    other = make_trainer(tmp_path, data=make_data(12), **SAVING)
-    with pytest.raises(ValueError, match=r"checkpoint-2 is of another run \(examples: 8 there, 12 now"):
-        other.train(resume_from_checkpoint=True)
+    settings = dict(other)
+    target = make_target(seed=settings.pop("target_seed", 0))
+    sizes = {name: settings.pop(name) for name in ("block_size",) if name in settings}
+    drafter = make_drafter(settings.pop("kind", "dspark"), target, **sizes)
+    trainer = make_trainer(tmp_path, drafter=drafter, target=target, **settings, **SAVING)
+    with pytest.raises(ValueError, match=rf"checkpoint-2 is of another run \(.*{told}"):
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_other_arguments_at_resume_are_told(tmp_path, caplog):
@@ -379,6 +411,10 @@ def test_a_new_run_writes_over_no_checkpoint(tmp_path):
         make_trainer(tmp_path, max_steps=2, seed=5, **SAVING).train()
     assert_equal_weights(before, load_file(tmp_path / "checkpoint-2" / "model.safetensors"))
     make_trainer(tmp_path, max_steps=2).train()  # saves nothing
+    # Nor does one that goes on from elsewhere.
+    make_trainer(tmp_path / "elsewhere", max_steps=2, **SAVING).train()
+    with pytest.raises(ValueError, match=r"checkpoint-2 is of an earlier run"):
+        make_trainer(tmp_path, max_steps=4, **SAVING).train(tmp_path / "elsewhere" / "checkpoint-2")
 
 
 def test_a_stream_is_passed_again_when_it_ends(tmp_path):
@@ -503,8 +539,16 @@ def test_tokens_of_another_model_are_refused(tmp_path):
         make_trainer(tmp_path, eval_data=data)
 
 
-def test_examples_longer_than_the_target_s_positions_are_refused(tmp_path):
-    target = make_target(max_position_embeddings=20)
-    with pytest.raises(ValueError, match=r"longest example has 23 tokens, and the target knows 20.*`max_length=20`"):
-        make_trainer(tmp_path, target=target)
-    make_trainer(tmp_path, target=target, max_length=20)
+def test_examples_longer_than_the_target_s_positions_are_told(tmp_path, caplog):
+    told = "The longest example has 23 tokens, and the target was made for 20: `max_length=20` cuts it."
+    with caplog.at_level("WARNING"):
+        make_trainer(tmp_path, target=make_target(max_position_embeddings=20))
+    assert told in caplog.text
+    caplog.clear()
+    scaled = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 20}
+    make_trainer(tmp_path, target=make_target(max_position_embeddings=20, rope_parameters=scaled))
+    assert told not in caplog.text
+    learned = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=4, n_head=4, n_positions=20, vocab_size=64))
+    with pytest.raises(ValueError, match=told):
+        make_trainer(tmp_path, target=learned)
+    make_trainer(tmp_path, target=learned, max_length=20)

@@ -53,8 +53,8 @@ def draft_text_config(target: PreTrainedConfig, num_hidden_layers: int) -> PreTr
     fields = {k: getattr(target, k) for k in names if getattr(target, k, None) is not None}
     if "intermediate_size" not in fields:
         # OPT's and GPT-2's names for it; GPT-2's may be unset.
-        names = (getattr(target, name, None) for name in ("ffn_dim", "n_inner"))
-        fields["intermediate_size"] = next(filter(None, names), 4 * target.hidden_size)
+        widths = [getattr(target, name, None) for name in ("ffn_dim", "n_inner")]
+        fields["intermediate_size"] = next(filter(None, widths), 4 * target.hidden_size)
     fields |= {k: getattr(target, k, None) for k in SPECIAL_TOKENS}
     return AutoConfig.for_model(family, num_hidden_layers=num_hidden_layers, tie_word_embeddings=False, **fields)
 

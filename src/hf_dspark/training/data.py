@@ -13,6 +13,8 @@ from .chat import tokenize_chat
 logger = logging.get_logger(__name__)
 
 Tokens = tuple[list[int], list[int]]
+# Columns of examples that are tokens already, whatever else they hold.
+TOKENS = (("input_ids", "loss_mask"), ("prompt_ids", "completion_ids"))
 
 
 def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Tokens:
@@ -71,13 +73,14 @@ def tokenize_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         return _tokenize_messages([*prompt, *completion], len(prompt), example, tokenizer)
     if "text" in example:
         return _tokenize_text("", example["text"], True, tokenizer)
-    hint = (
-        " Rename `conversations` to `messages`, and in each of them `from` to `role` (`human` is `user`, `gpt` is "
-        "`assistant`) and `value` to `content`."
-    )
+    if "conversations" in example:
+        raise ValueError(
+            "An example has `conversations`. Rename them to `messages`, each with `role` and `content` (where it has "
+            "`from` and `value`, those; `human` is `user` and `gpt` is `assistant`)."
+        )
     raise ValueError(
         f"An example has the columns {sorted(example)}. Expected `messages`, or `prompt` and `completion`, or `text`, "
-        "or `prompt_ids` and `completion_ids`, or `input_ids` and `loss_mask`." + hint * ("conversations" in example)
+        "or `prompt_ids` and `completion_ids`, or `input_ids` and `loss_mask`."
     )
 
 

@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainingArguments
 from ..machine import processor, versions
 from ..models.adapter_records import RECORD_VERSION, describe_adapters
 from ..models.loading import earlier_trainings
+from .resuming import run_identity
 
 
 if TYPE_CHECKING:
@@ -55,14 +56,16 @@ class RecordCallback(TrainerCallback):
         trainer ([`DraftTrainer`]): The trainer.
         drafter ([`Drafter`]): The drafter that it trains.
         dataset (`datasets.Dataset`): The training data as it was given.
+        base (`str`, *optional*): Fingerprint of the drafter that new adapters sit on.
     """
 
-    def __init__(self, trainer: "DraftTrainer", drafter: "Drafter", dataset: Any) -> None:
+    def __init__(self, trainer: "DraftTrainer", drafter: "Drafter", dataset: Any, base: str | None = None) -> None:
         self.drafter = drafter
         self.base_record = drafter.training_record
         self.adapters = drafter.active_adapters() if drafter.has_adapters else []
         self.about = {
             "record_version": RECORD_VERSION,
+            "run": run_identity(drafter, trainer.target_model, trainer.train_dataset, base),
             "adapters": _adapters(drafter),
             "arguments": _arguments(trainer.args, drafter),
             "data": _describe_data(trainer.train_dataset, dataset),

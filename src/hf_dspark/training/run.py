@@ -20,7 +20,7 @@ from ..origins import EMBEDDED
 from .adapters import add_adapters
 from .checkpoints import last_complete_checkpoint
 from .config import DraftConfig
-from .data import prepare_dataset
+from .data import TOKENS, prepare_dataset
 from .memory import MemoryEstimate, estimate_memory
 from .resuming import refuse_overwriting
 from .sources import load_examples
@@ -202,16 +202,38 @@ class Run:
             raise ValueError(f"--{adapters[0]} is for adapters: set --use_lora too, or drop it.")
         if self.args.train_heads and not self.lora.use_lora:
             raise ValueError("--train_heads is for LoRA: without --use_lora all of the drafter is trained anyway.")
-        for name in ("train", "eval"):
-            source, split = (getattr(self.data, f"{name}_{part}") for part in ("data", "split"))
-            default = getattr(DataArguments(), f"{name}_split")
-            if split not in (default, "train") and Path(source or "").is_file():
-                raise ValueError(f"{source} is a file and has no splits: drop --{name}_split {split}.")
-        if not (self.run.resume or self.args.resume_from_checkpoint or self.run.dry_run):
-            refuse_overwriting(self.args)
+        self._check_splits()
+        if not self.run.dry_run and not self._checkpoint():
+            self._refuse_overwriting()
         decides = self.args.load_best_model_at_end or self.run.early_stopping_patience
         if decides and self.args.eval_strategy == "no":
             raise ValueError("The best checkpoint is found by evaluating: set --eval_strategy steps and --eval_steps.")
+
+    def _check_splits(self) -> None:
+        data, default = self.data, DataArguments()
+        if data.eval_split != default.eval_split and not data.eval_data:
+            raise ValueError("--eval_split is of --eval_data: name that too, or drop it.")
+        for name in ("train", "eval"):
+            source, split = getattr(data, f"{name}_data"), getattr(data, f"{name}_split")
+            if source and Path(source).is_file() and split not in (getattr(default, f"{name}_split"), "train"):
+                raise ValueError(f"{source} is a file and has no splits: drop --{name}_split {split}.")
+
+    def _checkpoint(self) -> str | bool | None:
+        """What the run goes on from, as the trainer takes it."""
+        if self.run.resume and last_complete_checkpoint(self.args.output_dir):
+            return True
+        return self.args.resume_from_checkpoint
+
+    def _refuse_overwriting(self) -> None:
+        if self.args.save_strategy != "no":
+            refuse_overwriting(self.args.output_dir)
+        if self.final.exists():
+            raise ValueError(f"{self.final} is the drafter of an earlier run. Give another --output_dir.")
+
+    @property
+    def final(self) -> Path:
+        """Where the result goes."""
+        return Path(self.args.output_dir) / "final"
 
     def prepare(self) -> "PreparedRun":
         """
@@ -262,19 +284,18 @@ class Run:
     def _with_thinking(self, dataset: Any) -> Any:
         if self.data.enable_thinking == "as_given":
             return dataset
-        tokens = {"input_ids", "prompt_ids"} & set(dataset.column_names)
-        if tokens:
-            raise ValueError(
-                f"--enable_thinking is told to the chat template, and these examples are tokens already "
-                f"(`{tokens.pop()}`), written in the mode that they were asked in. Drop it, or write them anew with "
-                "`hf-dspark regenerate --enable-thinking` (or --no-enable-thinking)."
-            )
         thinking = self.data.enable_thinking == "on"
 
         def told(example: dict[str, Any]) -> dict[str, Any]:
-            return {
-                "chat_template_kwargs": (example.get("chat_template_kwargs") or {}) | {"enable_thinking": thinking}
-            }
+            kwargs = example.get("chat_template_kwargs") or {}
+            if not _is_chat(example) and kwargs.get("enable_thinking") != thinking:
+                raise ValueError(
+                    f"--enable_thinking {self.data.enable_thinking} is told to the chat template, and an example is "
+                    "text or exact tokens, not known to be of that mode. Leave them as they are with "
+                    "--enable_thinking as_given, or have them written in it: `hf-dspark regenerate "
+                    f"--{'' if thinking else 'no-'}enable-thinking`."
+                )
+            return {"chat_template_kwargs": kwargs | {"enable_thinking": thinking}}
 
         return dataset.map(told)
 
@@ -350,13 +371,16 @@ class PreparedRun:
             peft_config=self.peft_config,
             callbacks=callbacks,
         )
-        resume = args.resume_from_checkpoint
-        if settings.run.resume and last_complete_checkpoint(args.output_dir):
-            resume = True
-        trainer.train(resume_from_checkpoint=resume)
-        final = Path(args.output_dir) / "final"
-        trainer.save_model(str(final))
-        return final
+        trainer.train(resume_from_checkpoint=settings._checkpoint())
+        trainer.save_model(str(settings.final))
+        return settings.final
+
+
+def _is_chat(example: dict[str, Any]) -> bool:
+    """Whether the chat template makes the tokens of an example."""
+    if any(all(example.get(name) is not None for name in names) for names in TOKENS):
+        return False
+    return example.get("messages") is not None or isinstance(example.get("prompt"), list)
 
 
 def _by_mode(dataset: Any) -> Any:

@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ..models.drafter import Drafter
 
+
+logger = logging.get_logger(__name__)
 
 # How far the two may differ, relative to the logits: far above bfloat16's rounding, far below any scaling.
 _TOLERANCE = 0.05
@@ -46,18 +49,25 @@ def require_known_tokens(dataset: Any, vocab_size: int) -> None:
             )
 
 
-def require_positions(dataset: Any, max_position_embeddings: int | None) -> None:
+def require_positions(dataset: Any, target: PreTrainedConfig) -> None:
     """
+    Warns of examples that are longer than the target was made for; where it embeds positions, they can't be read.
+
     Args:
         dataset (`datasets.Dataset`): Examples with `input_ids`.
-        max_position_embeddings (`int`, *optional*): Positions that the target was made for.
+        target (`PreTrainedConfig`): The target's text config.
 
     Raises:
-        ValueError: If an example is longer.
+        ValueError: If the target has no embedding for an example's last position.
     """
+    rope, most = getattr(target, "rope_parameters", None), getattr(target, "max_position_embeddings", None)
     longest = max(map(len, dataset["input_ids"]))
-    if max_position_embeddings is not None and longest > max_position_embeddings:
-        raise ValueError(
-            f"The longest example has {longest} tokens, and the target knows {max_position_embeddings} positions: "
-            f"beyond them its features mean nothing. Set `max_length={max_position_embeddings}` or less."
-        )
+    # Scaled rotary embeddings reach further than the number says.
+    if most is None or longest <= most or (rope and rope.get("rope_type", "default") != "default"):
+        return
+    told = (
+        f"The longest example has {longest} tokens, and the target was made for {most}: `max_length={most}` cuts it."
+    )
+    if not rope:
+        raise ValueError(told)
+    logger.warning("%s Beyond them its features may mean little.", told)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from ..generation.features import concatenate_features, hidden_state_indices
 from ..models.adapters import underlying_drafter
 from ..models.blocks import block_supervision
 from ..models.drafter import Drafter
+from ..models.fingerprint import weights_fingerprint
 from ..models.loading import save_training_record
 from .adapters import add_adapters, leave_out_card, refuse_loaded_adapters
 from .checkpoints import last_complete_checkpoint, saving_whole
@@ -134,10 +136,12 @@ class DraftTrainer(Trainer):
         if needs_teacher and not args.shard_target:
             require_plain_head(drafter, self.target_model)
         freeze_borrowed(drafter)
+        base = None
         if peft_config is not None:
             if model is not drafter:
                 raise ValueError("The drafter is wrapped in adapters already: leave out `peft_config`.")
             set_seed(args.seed)  # a resumed run begins as the first did
+            base = weights_fingerprint(drafter)
             model = add_adapters(drafter, peft_config, args.train_heads)
         if model is not drafter:
             leave_out_card(model)
@@ -148,7 +152,8 @@ class DraftTrainer(Trainer):
             num_anchors=args.num_anchors,
             seed=args.data_seed if args.data_seed is not None else args.seed,
         )
-        self._terms = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._terms = defaultdict(list)  # of the updates since the last log
+        self._evaluated = defaultdict(float)  # of the evaluation that is on: sums over all supervised tokens
         self._updates_since_log = 0
         super().__init__(
             model=model,
@@ -169,18 +174,17 @@ class DraftTrainer(Trainer):
                     "Leave one of them out."
                 )
             self.feature_store = self._open_feature_store([self.train_dataset, *evaluated.values()])
-        text = self.target_model.config.get_text_config()
         for data in (self.train_dataset, *evaluated.values()):
             if hasattr(data, "__len__"):
                 require_known_tokens(data, drafter.config.vocab_size)
-                require_positions(data, getattr(text, "max_position_embeddings", None))
+                require_positions(data, self.target_model.config.get_text_config())
         if hasattr(self.train_dataset, "__len__"):
             longest = max(map(len, self.train_dataset["input_ids"]))
             drafter.config.max_trained_length = max(longest, drafter.config.max_trained_length or 0)
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
-        self.recorder = RecordCallback(self, drafter, train_dataset)
+        self.recorder = RecordCallback(self, drafter, train_dataset, base)
         self.add_callback(self.recorder)
 
     @property
@@ -188,7 +192,7 @@ class DraftTrainer(Trainer):
         """The drafter that is trained, adapters in place."""
         return underlying_drafter(self.accelerator.unwrap_model(self.model))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **kwargs: Any) -> Any:
         """
         As in [`~transformers.Trainer`]; `True` resumes from the last checkpoint that was written to its end.
 
@@ -202,8 +206,9 @@ class DraftTrainer(Trainer):
         if resume_from_checkpoint:
             require_optimizer(resume_from_checkpoint)
             require_same_run(resume_from_checkpoint, self.recorder.about)
-        else:
-            refuse_overwriting(self.args)
+        goes_on_here = resume_from_checkpoint and _is_in(resume_from_checkpoint, self.args.output_dir)
+        if self.args.save_strategy != "no" and not goes_on_here:
+            refuse_overwriting(self.args.output_dir)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -332,8 +337,8 @@ class DraftTrainer(Trainer):
         if model.training:
             states = {"the target's features": features, "the target's last hidden states": last_hidden}
             require_finite_loss(outputs, states, self.state.global_step, self.args.output_dir)
-        for name, value in outputs.terms.items():
-            self._terms["train" if model.training else "eval"][name].append(value)
+            for name, value in outputs.terms.items():
+                self._terms[name].append(value)
         # DDP averages over processes what is already divided by the sum over all of them.
         loss = outputs.loss * (self.accelerator.num_processes if model.training else 1)
         return (loss, outputs) if return_outputs else loss
@@ -359,12 +364,20 @@ class DraftTrainer(Trainer):
         return metrics
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """As in [`~transformers.Trainer`], with the metrics of decoding held-out prompts."""
-        self._terms["eval"].clear()  # a prediction leaves some, and logs nothing
+        """
+        As in [`~transformers.Trainer`], with the metrics of decoding held-out prompts. Losses are means over all
+        supervised tokens, where transformers' are over batches, long and short alike.
+        """
+        self._evaluated.clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        found = self.decode_held_out(dataloader.dataset)
+        found = self._evaluation_terms() | self.decode_held_out(dataloader.dataset)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
+
+    def _evaluation_terms(self) -> dict[str, float]:
+        sums = {name: float(self.accelerator.reduce(total, "sum")) for name, total in self._evaluated.items()}
+        weight = sums.pop("weight", 0.0)
+        return {name: total / weight for name, total in sums.items() if weight}
 
     def decode_held_out(self, dataset: Any) -> dict[str, float]:
         """
@@ -395,16 +408,14 @@ class DraftTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         weight = self._total_weight(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=weight).detach()
-        self._terms["eval"]["loss"].append(loss)
-        self._terms["eval"]["weight"].append(weight)
-        return loss, None, None
+            loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=weight)
+        terms = {name: value for name, value in outputs.terms.items() if value.dim() == 0}
+        for name, value in (("weight", torch.ones_like(weight)), ("loss", loss), *terms.items()):
+            self._evaluated[name] = self._evaluated[name] + value.detach() * weight
+        return loss.detach(), None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        evaluated = next((key for key in logs if key.startswith("eval_") and key.endswith("_runtime")), None)
-        if evaluated is not None and self._terms["eval"]:
-            logs |= self._evaluation_terms(evaluated.removesuffix("runtime"))
-        elif not any(key.startswith("eval_") for key in logs):
+        if "loss" in logs:
             logs |= self._training_terms()
         super().log(logs, start_time)
 
@@ -412,20 +423,9 @@ class DraftTrainer(Trainer):
         """Each value is a share of its update's, to which all micro-batches and processes add."""
         shares = self.accelerator.num_processes / max(self._updates_since_log, 1)
         self._updates_since_log = 0
-        terms, self._terms["train"] = self._terms["train"], defaultdict(list)
+        terms, self._terms = self._terms, defaultdict(list)
         return {
             name: float(self.accelerator.reduce(torch.stack(values).sum() * shares, "mean"))
-            for name, values in terms.items()
-            if values[0].dim() == 0
-        }
-
-    def _evaluation_terms(self, prefix: str) -> dict[str, float]:
-        """Means over all supervised tokens, where transformers' would be over batches, long and short alike."""
-        terms, self._terms["eval"] = self._terms["eval"], defaultdict(list)
-        weights = torch.stack(terms.pop("weight"))
-        total = self.accelerator.reduce(weights.sum(), "sum").clamp_min(1e-9)
-        return {
-            prefix + name: float(self.accelerator.reduce((torch.stack(values) * weights).sum(), "sum") / total)
             for name, values in terms.items()
             if values[0].dim() == 0
         }
@@ -446,6 +446,10 @@ class DraftTrainer(Trainer):
 
             facts = {"languages": language, "datasets": dataset} | facts
             complete_folder(self.args.output_dir, repo_id=self.hub_model_id, **facts)
+
+
+def _is_in(checkpoint: str | Path, folder: str | Path) -> bool:
+    return Path(checkpoint).resolve().parent == Path(folder).resolve()
 
 
 def _sets(dataset: Any) -> dict[str, Any]:

@@ -175,10 +175,11 @@ class DFlashDrafter(Drafter):
         )
         hidden = self.training_hidden(input_ids, target_features, anchors)[..., self._first_slot :, :]
         rows = weights.flatten().nonzero().squeeze(-1)
+        names = ("cross_entropy", "l1", "confidence", "acceptance") if mix.needs_teacher else ("cross_entropy",)
         if len(rows) == 0:
             # A zero that still reaches every parameter, as DDP expects.
             zero = sum(parameter.sum() for parameter in self.parameters() if parameter.requires_grad) * 0.0
-            return DrafterOutput(loss=zero, terms={"cross_entropy": zero.detach()})
+            return DrafterOutput(loss=zero, terms=dict.fromkeys(names, zero.detach()))
         previous = torch.cat([input_ids.gather(1, anchors)[..., None], labels[..., :-1]], dim=-1)
         latents, confidence = self.serial_terms(hidden, previous)
         draft_labels = self.to_draft_ids(labels.flatten()[rows])
@@ -199,7 +200,6 @@ class DFlashDrafter(Drafter):
         per_row = [None if x is None else x.flatten(0, 2)[rows] for x in (hidden, latents, confidence)]
         shared = [self.head_weight(), None if self.markov_head is None else self.markov_head.markov_w2.weight]
         loss, terms = chunked_loss(chunk_loss, per_row, shared, chunk_size)
-        names = ("cross_entropy", "l1", "confidence", "acceptance") if mix.needs_teacher else ("cross_entropy",)
         return DrafterOutput(loss=loss, terms=dict(zip(names, terms)))
 
     def _teacher(self, last_hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Callable:

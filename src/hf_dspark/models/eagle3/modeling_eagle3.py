@@ -223,7 +223,8 @@ class Eagle3Drafter(Drafter):
         joined, residual = (x.gather(1, columns[..., None].expand(-1, -1, x.shape[-1])) for x in (joined, residual))
         later = []
         for k in range(self.config.num_drafts):
-            rotary = self.rotary_emb(joined, position_ids=columns + k)
+            # Of all positions first: with some kinds of rotary embeddings the tables depend on the longest.
+            rotary = tuple(table[0][columns] for table in self.rotary(k, length, joined))
             if k > 0:
                 later.append(project_keys_values(attention, joined, rotary, self.family))
             queries = project_queries(attention, joined, rotary, self.family)
