@@ -101,7 +101,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads; torch's own choice by default")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.start is not None and args.start.resolve() == args.output.resolve():
+        parser.error("--output must be another folder than --start, whose drafters stay as they are")
+    is_there = (args.output / "dspark" / "final" / "training.json").exists()
+    if PARALLEL in args.drafters and not is_there and "dspark" not in args.drafters[: args.drafters.index(PARALLEL)]:
+        parser.error(f"{PARALLEL} is made of the trained dspark: name that before it")
+    return args
 
 
 # ---------------------------------------------------------------------- train
