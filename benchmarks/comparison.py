@@ -45,7 +45,7 @@ from hf_dspark.machine import versions
 
 
 BLOCK = 7
-FEWEST = 20  # rounds that reached a position, for its share to be drawn
+FEWEST = 50  # rounds that reached a position, for its share to be drawn
 # class, fields of its config, loss settings of its training
 DRAFTERS: dict[str, tuple[type, dict[str, Any], dict[str, float]]] = {
     "dspark": (DSparkDrafter, {"block_size": BLOCK}, {}),
@@ -440,8 +440,9 @@ def plot(args: argparse.Namespace) -> None:
         panel.set_xlabel("draft position")
     for row in panels:
         row[0].set_ylabel("conditional acceptance")
-    panels[0][0].legend(fontsize=8, loc="lower left")
-    figure.tight_layout()
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="upper center", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     file = args.output / "conditional_acceptance.png"
     figure.savefig(file, dpi=150)
     print(f"\n{file}")

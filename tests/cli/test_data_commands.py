@@ -40,7 +40,7 @@ def test_answers_then_what_is_supervised(run, tiny_embedded_pair, tmp_path):
     assert "2 answers in" in result.stdout and "10 tokens, 2 cut off at the length limit" in result.stdout
     shown = run("show-data", output, "--plain")
     assert "5 supervised, cut off at the length limit" in shown.stdout
-    assert "10 of " in shown.stdout and "in 2 of 2 examples" in shown.stdout
+    assert "10 of " in shown.stdout and "2 of 2 examples shown" in shown.stdout
     other = run("regenerate", "--prompts", prompts, "--output", output, *options[:-2])
     assert other.exit_code == 1
     assert "prompts given: 2 there, 3 now" in str(other.exception)
@@ -70,7 +70,7 @@ def test_supervised_text_stands_between_signs(run, tiny_embedded_pair, chats):
 def test_in_frames_without_colour(run, tiny_embedded_pair, chats):
     result = run("show-data", chats, "--start", 1)
     assert "╭─ example 1" in result.stdout and "‹It is" in result.stdout
-    assert "0 supervised" in result.stdout and "in 2 of 3 examples" in result.stdout
+    assert "0 supervised" in result.stdout and "2 of 3 examples shown" in result.stdout
 
 
 def test_nothing_supervised_is_an_error(run, tiny_embedded_pair, chats):
