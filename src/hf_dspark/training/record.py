@@ -56,16 +56,18 @@ class RecordCallback(TrainerCallback):
         trainer ([`DraftTrainer`]): The trainer.
         drafter ([`Drafter`]): The drafter that it trains.
         dataset (`datasets.Dataset`): The training data as it was given.
-        base (`str`, *optional*): Fingerprint of the drafter that new adapters sit on.
+        weights (`dict[str, str | None]`): Fingerprints of the `target`, and of the `base` that new adapters sit on.
     """
 
-    def __init__(self, trainer: "DraftTrainer", drafter: "Drafter", dataset: Any, base: str | None = None) -> None:
+    def __init__(
+        self, trainer: "DraftTrainer", drafter: "Drafter", dataset: Any, weights: dict[str, str | None]
+    ) -> None:
         self.drafter = drafter
         self.base_record = drafter.training_record
         self.adapters = drafter.active_adapters() if drafter.has_adapters else []
         self.about = {
             "record_version": RECORD_VERSION,
-            "run": run_identity(drafter, trainer.target_model, trainer.train_dataset, base),
+            "run": run_identity(drafter, trainer.train_dataset, weights),
             "adapters": _adapters(drafter),
             "arguments": _arguments(trainer.args, drafter),
             "data": _describe_data(trainer.train_dataset, dataset),

@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..models.configuration_checks import own_fields
 from ..models.drafter import Drafter
-from ..models.fingerprint import weights_fingerprint
 from ..models.loading import load_training_record
 from .checkpoints import last_complete_checkpoint
 
@@ -35,22 +33,20 @@ def require_optimizer(checkpoint: str | Path) -> None:
         )
 
 
-def run_identity(drafter: Drafter, target: PreTrainedModel, dataset: Any, base: str | None) -> dict[str, Any]:
+def run_identity(drafter: Drafter, dataset: Any, weights: dict[str, str | None]) -> dict[str, Any]:
     """
     What makes a run the same run, as a JSON value that checkpoints keep.
 
     Args:
         drafter ([`Drafter`]): What is trained.
-        target (`PreTrainedModel`): What it is trained for.
         dataset (`datasets.Dataset`): The data as it is trained on; streams are not told apart.
-        base (`str`, *optional*): The [`weights_fingerprint`] of the drafter that new adapters sit on.
+        weights (`dict[str, str | None]`): Fingerprints of the `target`, and of the `base` that new adapters sit on.
     """
     config = drafter.config
     fields = {field.name: getattr(config, field.name) for field in own_fields(config) if field.name not in _ABOUT}
     return {
         "drafter": {"model_type": config.model_type, **fields},
-        "base": base,
-        "target": weights_fingerprint(target.base_model),
+        **weights,
         "data": _digest(dataset) if hasattr(dataset, "__len__") else None,
     }
 

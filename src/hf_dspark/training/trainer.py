@@ -122,6 +122,7 @@ class DraftTrainer(Trainer):
         if isinstance(target_model, str):
             target_model = AutoModelForCausalLM.from_pretrained(target_model)
         self.target_model = target_model.eval().requires_grad_(False)
+        weights = {"target": weights_fingerprint(self.target_model.base_model), "base": None}
         if args.shard_target:
             shard_layers(self.target_model, args)
         self.target_model.to(args.device)
@@ -136,12 +137,11 @@ class DraftTrainer(Trainer):
         if needs_teacher and not args.shard_target:
             require_plain_head(drafter, self.target_model)
         freeze_borrowed(drafter)
-        base = None
         if peft_config is not None:
             if model is not drafter:
                 raise ValueError("The drafter is wrapped in adapters already: leave out `peft_config`.")
             set_seed(args.seed)  # a resumed run begins as the first did
-            base = weights_fingerprint(drafter)
+            weights["base"] = weights_fingerprint(drafter)
             model = add_adapters(drafter, peft_config, args.train_heads)
         if model is not drafter:
             leave_out_card(model)
@@ -184,7 +184,7 @@ class DraftTrainer(Trainer):
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
-        self.recorder = RecordCallback(self, drafter, train_dataset, base)
+        self.recorder = RecordCallback(self, drafter, train_dataset, weights)
         self.add_callback(self.recorder)
 
     @property
