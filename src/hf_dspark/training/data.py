@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .anchors import draw_anchors
@@ -194,6 +194,44 @@ def prepare_dataset(dataset: Any, tokenizer: PreTrainedTokenizerBase | None, max
                 max_length,
             )
     return dataset
+
+
+def require_known_tokens(dataset: Any, vocab_size: int) -> None:
+    """
+    Raises:
+        ValueError: If an example holds a token that the target doesn't have.
+    """
+    for i, ids in enumerate(dataset["input_ids"]):
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise ValueError(
+                f"Example {i} holds token {max(ids) if max(ids) >= vocab_size else min(ids)}, and the target's "
+                f"vocabulary has {vocab_size}: it was tokenised for another model. Give its text instead, or the "
+                "tokens of this target's tokenizer."
+            )
+
+
+def require_positions(dataset: Any, target: PreTrainedConfig) -> None:
+    """
+    Warns of examples that are longer than the target was made for; where it embeds positions, they can't be read.
+
+    Args:
+        dataset (`datasets.Dataset`): Examples with `input_ids`.
+        target (`PreTrainedConfig`): The target's text config.
+
+    Raises:
+        ValueError: If the target has no embedding for an example's last position.
+    """
+    rope, most = getattr(target, "rope_parameters", None), getattr(target, "max_position_embeddings", None)
+    longest = max(map(len, dataset["input_ids"]))
+    # Scaled rotary embeddings reach further than the number says.
+    if most is None or longest <= most or (rope and rope.get("rope_type", "default") != "default"):
+        return
+    told = (
+        f"The longest example has {longest} tokens, and the target was made for {most}: `max_length={most}` cuts it."
+    )
+    if not rope:
+        raise ValueError(told)
+    logger.warning("%s Beyond them its features may mean little.", told)
 
 
 class DraftCollator:

@@ -50,6 +50,16 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def differences(before: Any, now: Any, name: str = "", leave_out: tuple[str, ...] = ()) -> list[str]:
+    """What differs between two JSON values, each as `name: old there, new now`."""
+    if before == now:
+        return []
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [f"{name}: {before} there, {now} now"]
+    names = [key for key in sorted({*before, *now}) if key not in leave_out]
+    return [told for key in names for told in differences(before.get(key), now.get(key), f"{name} {key}".strip())]
+
+
 def seed_of(*parts: Any) -> int:
     """A seed that depends on all parts."""
     return int(digest(list(parts)), 16) & 0x7FFFFFFF

@@ -20,9 +20,8 @@ from ..models.fingerprint import weights_fingerprint
 from ..prompts import prompt_of
 from .data import rows_to_dataset, without_none
 from .endpoint import Endpoint, RefusedError
-from .journal import Journal, digest, seed_of
+from .journal import Journal, differences, digest, seed_of
 from .local_target import LocalTarget
-from .resuming import differences
 from .self_prompts import SAMPLING, write_prompts
 
 

@@ -11,6 +11,7 @@ from ..models.configuration_checks import own_fields
 from ..models.drafter import Drafter
 from ..models.loading import load_training_record
 from .checkpoints import last_complete_checkpoint
+from .journal import differences
 
 
 logger = logging.get_logger(__name__)
@@ -122,13 +123,3 @@ def refuse_overwriting(output_dir: str | Path) -> None:
             "(`trainer.train(resume_from_checkpoint=True)`, or `--resume` on the command line), or give another "
             "`output_dir`."
         )
-
-
-def differences(before: Any, now: Any, name: str = "", leave_out: tuple[str, ...] = ()) -> list[str]:
-    """What differs between two JSON values, each as `name: old there, new now`."""
-    if before == now:
-        return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [f"{name}: {before} there, {now} now"]
-    names = [key for key in sorted({*before, *now}) if key not in leave_out]
-    return [told for key in names for told in differences(before.get(key), now.get(key), f"{name} {key}".strip())]

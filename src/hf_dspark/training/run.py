@@ -203,7 +203,7 @@ class Run:
         if self.args.train_heads and not self.lora.use_lora:
             raise ValueError("--train_heads is for LoRA: without --use_lora all of the drafter is trained anyway.")
         self._check_splits()
-        if not self.run.dry_run and not self._checkpoint():
+        if not self.run.dry_run and not self.checkpoint():
             self._refuse_overwriting()
         decides = self.args.load_best_model_at_end or self.run.early_stopping_patience
         if decides and self.args.eval_strategy == "no":
@@ -218,7 +218,7 @@ class Run:
             if source and Path(source).is_file() and split not in (getattr(default, f"{name}_split"), "train"):
                 raise ValueError(f"{source} is a file and has no splits: drop --{name}_split {split}.")
 
-    def _checkpoint(self) -> str | bool | None:
+    def checkpoint(self) -> str | bool | None:
         """What the run goes on from, as the trainer takes it."""
         if self.run.resume and last_complete_checkpoint(self.args.output_dir):
             return True
@@ -371,7 +371,7 @@ class PreparedRun:
             peft_config=self.peft_config,
             callbacks=callbacks,
         )
-        trainer.train(resume_from_checkpoint=settings._checkpoint())
+        trainer.train(resume_from_checkpoint=settings.checkpoint())
         trainer.save_model(str(settings.final))
         return settings.final
 

@@ -27,7 +27,7 @@ from ..models.loading import save_training_record
 from .adapters import add_adapters, leave_out_card, refuse_loaded_adapters
 from .checkpoints import last_complete_checkpoint, saving_whole
 from .config import DraftConfig
-from .data import DraftCollator, prepare_dataset
+from .data import DraftCollator, prepare_dataset, require_known_tokens, require_positions
 from .evaluation import decode_prompts, decoding_metrics, held_out_prompts
 from .feature_store import FeatureStore, amount
 from .finite import require_finite_gradients, require_finite_loss
@@ -35,7 +35,7 @@ from .record import RecordCallback
 from .refusals import refuse_ignored, require_draft_config, require_prompts
 from .resuming import refuse_overwriting, require_optimizer, require_same_run
 from .sampling import GroupedByLength
-from .teacher import require_known_tokens, require_plain_head, require_positions
+from .teacher import require_plain_head
 
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ class DraftTrainer(Trainer):
         # compute_loss divides by the weights of the whole accumulated batch.
         self.loss_is_scaled_for_ga = True
         self.add_callback(_EpochCallback(collator))
-        self.recorder = RecordCallback(self, drafter, train_dataset, weights)
-        self.add_callback(self.recorder)
+        self._recorder = RecordCallback(self, drafter, train_dataset, weights)
+        self.add_callback(self._recorder)
 
     @property
     def drafter(self) -> Drafter:
@@ -205,7 +205,7 @@ class DraftTrainer(Trainer):
                 raise ValueError(f"{self.args.output_dir} holds no complete checkpoint to resume from; start afresh.")
         if resume_from_checkpoint:
             require_optimizer(resume_from_checkpoint)
-            require_same_run(resume_from_checkpoint, self.recorder.about)
+            require_same_run(resume_from_checkpoint, self._recorder.about)
         goes_on_here = resume_from_checkpoint and _is_in(resume_from_checkpoint, self.args.output_dir)
         if self.args.save_strategy != "no" and not goes_on_here:
             refuse_overwriting(self.args.output_dir)
